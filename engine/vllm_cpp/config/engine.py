@@ -1,0 +1,177 @@
+"""What an engine is built from: the twin of `vllm_model_params`, with the same names, defaults and order of refusal.
+
+Owns: every field's check, and the refusal by name of what this build does not do. Must not know how a model is found, read or run.
+
+A refusal comes in two steps, because the order of the C API is "documents and enums, then the device, then the path": constructing
+`EngineParams` refuses what is wrong in itself (InvalidArgumentError); `refuse_what_is_not_built` refuses what is right but cannot be honoured
+here (ModelLoadError), before any file is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .. import env, log
+from ..errors import InvalidArgumentError, ModelLoadError
+from . import fields
+from .cpus import physical_cores
+
+DEVICES: Final = ("auto", "cpu", "cuda")
+SCHEDULING_POLICIES: Final = ("fcfs", "priority", "lpm")
+DEFAULT_BLOCK_SIZE: Final = 32
+DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.92
+_MAX_NUM_SEQS_WHEN_ZERO: Final = 8
+_MAX_INT: Final = 2**31 - 1
+_MAX_LONG: Final = 2**63 - 1
+_MAX_THREADS: Final = 1024
+
+
+def tri_state(name: str, number: int) -> bool | None:
+    """A C switch: 0 the default, 1 on, 2 off."""
+    if number not in (0, 1, 2):
+        raise InvalidArgumentError(f"{name} must be 0 (default), 1 (on) or 2 (off), not {fields.shown(number)}")
+    return (None, True, False)[number]
+
+
+def device_name(number: int) -> str:
+    """The device a C caller's number means."""
+    if not 0 <= number < len(DEVICES):
+        raise InvalidArgumentError(f"device must be 0 (auto), 1 (cpu) or 2 (cuda), not {fields.shown(number)}")
+    return DEVICES[number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParams:
+    """Parameters of one engine. 0 and None mean "the default"; block_size, max_num_seqs and gpu_memory_utilization are stored resolved."""
+
+    model_path: str
+    tokenizer_config_path: str | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+    num_blocks: int = 0
+    max_model_len: int = 0
+    max_num_seqs: int = 32
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    speculative_config: str | dict[str, Any] | None = None
+    enable_prefix_caching: bool | None = None
+    max_num_batched_tokens: int = 0
+    scheduling_policy: str = "fcfs"
+    kv_transfer_config: str | dict[str, Any] | None = None
+    offload_config: str | dict[str, Any] | None = None
+    enable_jump_forward: bool | None = None
+    device: str = "auto"
+    gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
+    kv_cache_memory_bytes: int | None = None
+    language_model_only: bool = False
+    limit_mm_per_prompt: str | dict[str, int] | None = None
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_path, str) or not self.model_path:
+            raise InvalidArgumentError(f"model_path must be a non-empty string, not {fields.shown(self.model_path)}")
+        self._check_documents()
+        self._check_enums()
+        self._check_sizes()
+
+    def _keep(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_documents(self) -> None:
+        for name in ("tokenizer_config_path", "tool_parser", "reasoning_parser"):
+            self._keep(name, fields.optional_text(name, getattr(self, name)))
+        for name in ("speculative_config", "kv_transfer_config", "limit_mm_per_prompt"):
+            self._keep(name, _json_object(name, getattr(self, name)))
+        for modality, limit in (self.limit_mm_per_prompt or {}).items():
+            fields.integer(f"limit_mm_per_prompt.{modality}", limit, 0, _MAX_INT)
+
+    def _check_enums(self) -> None:
+        self._keep("scheduling_policy", fields.one_of("scheduling_policy", self.scheduling_policy or "fcfs", SCHEDULING_POLICIES))
+        self._keep("device", fields.one_of("device", self.device, DEVICES))
+        for name in ("enable_prefix_caching", "enable_jump_forward"):
+            if getattr(self, name) is not None:
+                fields.boolean(name, getattr(self, name))
+        fields.boolean("language_model_only", self.language_model_only)
+
+    def _check_sizes(self) -> None:
+        for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            self._keep(name, fields.integer(name, getattr(self, name) or 0, 0, _MAX_INT))
+        self._keep("block_size", self.block_size or DEFAULT_BLOCK_SIZE)
+        if self.block_size % 16:
+            raise InvalidArgumentError(f"block_size must be a multiple of 16, not {self.block_size}")
+        self._keep("max_num_seqs", self.max_num_seqs or _MAX_NUM_SEQS_WHEN_ZERO)
+        self._keep("threads", fields.integer("threads", self.threads or 0, 0, _MAX_THREADS))
+        kv_bytes = fields.integer("kv_cache_memory_bytes", self.kv_cache_memory_bytes or 0, 0, _MAX_LONG)
+        self._keep("kv_cache_memory_bytes", kv_bytes or None)
+        fraction = fields.number("gpu_memory_utilization", self.gpu_memory_utilization)
+        if not 0.0 <= fraction <= 1.0:
+            raise InvalidArgumentError(f"gpu_memory_utilization must be between 0 and 1, not {fraction:g}")
+        self._keep("gpu_memory_utilization", fraction or DEFAULT_GPU_MEMORY_UTILIZATION)
+
+    @property
+    def num_threads(self) -> int:
+        """Worker threads: the parameter, else VLLM_CPP_CPU_THREADS, else the physical cores this process may use."""
+        return self.threads or min(env.number("VLLM_CPP_CPU_THREADS") or physical_cores(), _MAX_THREADS)
+
+    @property
+    def jump_forward(self) -> bool:
+        """Whether jump-forward decoding is wanted; the variable wins over the parameter."""
+        variable = env.switch("VT_ENABLE_JUMP_FORWARD")
+        return bool(self.enable_jump_forward) if variable is None else variable
+
+    @classmethod
+    def from_keywords(cls, function: str, **keywords: Any) -> EngineParams:
+        """The parameters these keywords say; an unknown one is refused with the nearest, in the name of `function`."""
+        fields.refuse_unknown(function, keywords, FIELD_NAMES)
+        return cls(**keywords)
+
+
+FIELD_NAMES: Final = tuple(field.name for field in dataclasses.fields(EngineParams))
+
+
+def _json_object(name: str, value: object) -> dict[str, Any] | None:
+    """The object a JSON parameter holds, given as text or already as a dict; None and blank text are no object."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if not value.strip():
+            return None
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError(f"{name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgumentError(f"{name} must be a JSON object, not {fields.shown(value)}")
+    return value or None
+
+
+def refuse_what_is_not_built(params: EngineParams) -> None:
+    """Refuse what was asked for and is not done here: the device first, then each feature by its name."""
+    if params.device == "cuda":
+        raise ModelLoadError("device 'cuda' is not available: no CUDA back end in this build; use device 'cpu' or 'auto'")
+    if params.tokenizer_config_path is not None:
+        raise ModelLoadError("tokenizer_config_path is not built: a GGUF file holds its own tokenizer and chat template; leave it unset")
+    for name in ("speculative_config", "kv_transfer_config"):
+        if getattr(params, name) is not None:
+            raise ModelLoadError(f"{name} is not built in this version; leave it unset")
+    if params.scheduling_policy != "fcfs":
+        raise ModelLoadError(f"scheduling_policy {params.scheduling_policy!r} is not built in this version; use 'fcfs'")
+    if params.jump_forward:
+        cause = "VT_ENABLE_JUMP_FORWARD asks for it" if env.switch("VT_ENABLE_JUMP_FORWARD") else "enable_jump_forward asks for it"
+        raise ModelLoadError(f"jump-forward decoding is not built in this version and {cause}; turn it off")
+
+
+def warn_of_what_sizes_nothing(params: EngineParams) -> None:
+    """Say once that a stated gpu_memory_utilization sizes nothing, when nothing else sizes the KV cache either.
+
+    The default value is nobody's statement, so it warns of nothing.
+    """
+    stated = params.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION
+    if stated and not params.num_blocks and params.kv_cache_memory_bytes is None:
+        log.once(
+            "gpu_memory_utilization",
+            f"vllm: warning: gpu_memory_utilization={params.gpu_memory_utilization:g} sizes nothing here; "
+            "num_blocks or kv_cache_memory_bytes set the size of the KV cache, max_model_len and max_num_seqs its demand",
+        )
