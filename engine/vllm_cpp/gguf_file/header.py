@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 
@@ -78,14 +77,14 @@ class _Cursor:
     def __init__(self, file: MappedFile) -> None:
         self.path, self.view, self.end, self.at = file.path, file.view, file.size, 0
 
-    def fail(self, text: str, at: int | None = None) -> NoReturn:
-        raise ModelLoadError(f"{self.path}: {text} (byte {self.at if at is None else at} of {self.end})")
+    def error(self, text: str, at: int | None = None) -> ModelLoadError:
+        return ModelLoadError(f"{self.path}: {text} (byte {self.at if at is None else at} of {self.end})")
 
     def claim(self, size: int, what: str) -> int:
         """Step over `size` bytes that must be there; returns where they start."""
         start = self.at
         if size > self.end - start:
-            self.fail(f"{what} needs {size} bytes, but {self.end - start} remain")
+            raise self.error(f"{what} needs {size} bytes, but {self.end - start} remain")
         self.at = start + size
         return start
 
@@ -100,21 +99,23 @@ class _Cursor:
         start = self.at
         size = self.u64(f"the length of {what}")
         if not 1 <= size <= limit:
-            self.fail(f"{what} has a length of {size} bytes, expected 1 to {limit}", start)
+            raise self.error(f"{what} has a length of {size} bytes, expected 1 to {limit}", start)
         raw = bytes(self.view[self.claim(size, what) : self.at])
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            self.fail(f"{what} is not UTF-8: {error}", start)
+            raise self.error(f"{what} is not UTF-8: {error}", start) from error
 
     def count(self, what: str, least_bytes: int, limit: int) -> int:
         """How many records follow; refused when they could not fit or are absurd. Call before the records' own bytes are reached."""
         start = self.at
         n = self.u64(f"the number of {what}")
         if n > (self.end - self.at) // least_bytes:
-            self.fail(f"{n} {what} of at least {least_bytes} bytes each cannot fit into the {self.end - self.at} bytes that remain", start)
+            raise self.error(
+                f"{n} {what} of at least {least_bytes} bytes each cannot fit into the {self.end - self.at} bytes that remain", start
+            )
         if n > limit:
-            self.fail(f"{n} {what}, expected at most {limit}", start)
+            raise self.error(f"{n} {what}, expected at most {limit}", start)
         return n
 
 
@@ -129,7 +130,7 @@ def walk(file: MappedFile) -> Header:
         start = cursor.at
         key = cursor.text(f"key {i}", MAX_KEY_BYTES)
         if key in entries:
-            cursor.fail(f"key '{key}' stands twice", start)
+            raise cursor.error(f"key '{key}' stands twice", start)
         entries[key] = _value(cursor, key)
     alignment = _alignment(cursor, entries.get(ALIGNMENT_KEY))
     described = [_describe(cursor, i) for i in range(n_tensors)]
@@ -142,20 +143,20 @@ def _version(cursor: _Cursor) -> int:
     if not head.startswith(MAGIC):
         for start, hint in FOREIGN:
             if head.startswith(start):
-                cursor.fail(f"not a GGUF file: this is {hint}")
+                raise cursor.error(f"not a GGUF file: this is {hint}")
         if head[8:9] == b"{":
-            cursor.fail("not a GGUF file: this looks like safetensors; convert it to GGUF")
-        cursor.fail(f"not a GGUF file: it starts with {head[:4]!r}, expected {MAGIC!r}")
+            raise cursor.error("not a GGUF file: this looks like safetensors; convert it to GGUF")
+        raise cursor.error(f"not a GGUF file: it starts with {head[:4]!r}, expected {MAGIC!r}")
     cursor.claim(4, "the magic")
     version = cursor.u32("the version")
     if version in VERSIONS:
         return version
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
     if 0 < swapped < 1 << 16 and version > swapped:
-        cursor.fail(f"a big-endian GGUF file (version {swapped}); only little-endian files are read: convert it again", 4)
+        raise cursor.error(f"a big-endian GGUF file (version {swapped}); only little-endian files are read: convert it again", 4)
     if version > max(VERSIONS):
-        cursor.fail(f"GGUF version {version} is newer than {max(VERSIONS)}, the newest this library reads: update the library", 4)
-    cursor.fail(f"GGUF version {version} is no longer read, only {VERSIONS[0]} and {VERSIONS[1]}: convert the model again", 4)
+        raise cursor.error(f"GGUF version {version} is newer than {max(VERSIONS)}, the newest this library reads: update the library", 4)
+    raise cursor.error(f"GGUF version {version} is no longer read, only {VERSIONS[0]} and {VERSIONS[1]}: convert the model again", 4)
 
 
 def _value(cursor: _Cursor, key: str) -> Entry:
@@ -167,7 +168,7 @@ def _value(cursor: _Cursor, key: str) -> Entry:
         cursor.claim(cursor.u64(f"the length of key '{key}'"), f"key '{key}'")
         return Entry(tid, -1, start, cursor.at)
     if tid not in SCALAR_BYTES:
-        cursor.fail(f"key '{key}' has value type {tid}, expected 0 to 12", cursor.at - 4)
+        raise cursor.error(f"key '{key}' has value type {tid}, expected 0 to 12", cursor.at - 4)
     start = cursor.claim(SCALAR_BYTES[tid], f"key '{key}'")
     _check_bools(cursor, key, tid, start)
     return Entry(tid, -1, start, cursor.at)
@@ -176,14 +177,14 @@ def _value(cursor: _Cursor, key: str) -> Entry:
 def _array(cursor: _Cursor, key: str) -> Entry:
     tid = cursor.u32(f"the element type of key '{key}'")
     if tid == ARRAY:
-        cursor.fail(f"key '{key}' is an array of arrays, which no model uses", cursor.at - 4)
+        raise cursor.error(f"key '{key}' is an array of arrays, which no model uses", cursor.at - 4)
     if tid == STRING:
         count = cursor.count(f"strings of key '{key}'", 8, MAX_STRINGS)
         start = cursor.at
         _skip_strings(cursor, key, count)
         return Entry(tid, count, start, cursor.at)
     if tid not in SCALAR_BYTES:
-        cursor.fail(f"key '{key}' is an array of type {tid}, expected 0 to 12", cursor.at - 4)
+        raise cursor.error(f"key '{key}' is an array of type {tid}, expected 0 to 12", cursor.at - 4)
     count = cursor.count(f"elements of key '{key}'", SCALAR_BYTES[tid], MAX_INT64)
     start = cursor.claim(count * SCALAR_BYTES[tid], f"key '{key}'")
     _check_bools(cursor, key, tid, start)
@@ -196,10 +197,10 @@ def _skip_strings(cursor: _Cursor, key: str, count: int) -> None:
     length_at = LENGTH.unpack_from
     for i in range(count):
         if at > last:
-            cursor.fail(f"key '{key}': string {i} of {count} starts after the end of the file, at byte {at}")
+            raise cursor.error(f"key '{key}': string {i} of {count} starts after the end of the file, at byte {at}")
         at += 8 + length_at(view, at)[0]
     if at > cursor.end:
-        cursor.fail(f"key '{key}': string {count - 1} of {count} ends after the end of the file, at byte {at}")
+        raise cursor.error(f"key '{key}': string {count - 1} of {count} ends after the end of the file, at byte {at}")
     cursor.at = at
 
 
@@ -209,17 +210,17 @@ def _check_bools(cursor: _Cursor, key: str, tid: int, start: int) -> None:
     raw = np.frombuffer(cursor.view[start : cursor.at], np.uint8)
     if raw.max() > 1:
         i = int(np.argmax(raw > 1))
-        cursor.fail(f"key '{key}': a bool is {raw[i]}, expected 0 or 1", start + i)
+        raise cursor.error(f"key '{key}': a bool is {raw[i]}, expected 0 or 1", start + i)
 
 
 def _alignment(cursor: _Cursor, entry: Entry | None) -> int:
     if entry is None:
         return DEFAULT_ALIGNMENT
     if entry.tid != UINT32 or entry.count >= 0:
-        cursor.fail(f"key '{ALIGNMENT_KEY}' is {entry.kind}, expected u32", entry.start)
+        raise cursor.error(f"key '{ALIGNMENT_KEY}' is {entry.kind}, expected u32", entry.start)
     value = U32.unpack_from(cursor.view, entry.start)[0]
     if not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        cursor.fail(f"key '{ALIGNMENT_KEY}' is {value}, expected a power of two up to {MAX_ALIGNMENT}", entry.start)
+        raise cursor.error(f"key '{ALIGNMENT_KEY}' is {value}, expected a power of two up to {MAX_ALIGNMENT}", entry.start)
     return value
 
 
@@ -229,21 +230,25 @@ def _describe(cursor: _Cursor, i: int) -> RawTensor:
     name = cursor.text(f"the name of tensor {i}", MAX_NAME_BYTES)
     n_dims = cursor.u32(f"tensor '{name}': the number of dimensions")
     if not 1 <= n_dims <= MAX_DIMS:
-        cursor.fail(f"tensor '{name}' has {n_dims} dimensions, expected 1 to {MAX_DIMS}", cursor.at - 4)
+        raise cursor.error(f"tensor '{name}' has {n_dims} dimensions, expected 1 to {MAX_DIMS}", cursor.at - 4)
     dims_at = cursor.claim(8 * n_dims, f"tensor '{name}': the dimensions")
     dims = struct.unpack_from(f"<{n_dims}Q", cursor.view, dims_at)
     values = 1
     for dim in dims:
         values *= dim
         if not 1 <= dim <= MAX_INT64 or values > MAX_INT64:
-            cursor.fail(f"tensor '{name}' has dimensions {dims}, expected each at least 1 and their product at most 2^63 - 1", dims_at)
+            raise cursor.error(
+                f"tensor '{name}' has dimensions {dims}, expected each at least 1 and their product at most 2^63 - 1", dims_at
+            )
     tid = cursor.u32(f"tensor '{name}': the type")
     try:
         encoding = by_id(tid)
     except ModelLoadError as error:
-        cursor.fail(f"tensor '{name}': {error}", cursor.at - 4)
+        raise cursor.error(f"tensor '{name}': {error}", cursor.at - 4) from error
     if dims[0] % encoding.block_values:
-        cursor.fail(f"tensor '{name}' has rows of {dims[0]} values, which do not fill {encoding.name} blocks of {encoding.block_values}", dims_at)
+        raise cursor.error(
+            f"tensor '{name}' has rows of {dims[0]} values, which do not fill {encoding.name} blocks of {encoding.block_values}", dims_at
+        )
     n_bytes = values // encoding.block_values * encoding.block_bytes
     return RawTensor(name, dims[::-1], encoding, n_bytes, cursor.u64(f"tensor '{name}': the offset"), start)
 
@@ -255,17 +260,17 @@ def _place(cursor: _Cursor, described: list[RawTensor], data_offset: int, alignm
     running = 0
     for tensor in described:
         if tensor.name in seen:
-            cursor.fail(f"tensor '{tensor.name}' stands twice", tensor.described_at)
+            raise cursor.error(f"tensor '{tensor.name}' stands twice", tensor.described_at)
         seen.add(tensor.name)
         if tensor.offset != running:
-            cursor.fail(
+            raise cursor.error(
                 f"tensor '{tensor.name}' has offset {tensor.offset}, expected {running} (the end of the one before, "
                 f"aligned to {alignment})",
                 tensor.described_at,
             )
         start = data_offset + running
         if start + tensor.n_bytes > cursor.end:
-            cursor.fail(
+            raise cursor.error(
                 f"tensor '{tensor.name}' ends at byte {start + tensor.n_bytes}, past the end of the file; the file may be truncated",
                 tensor.described_at,
             )

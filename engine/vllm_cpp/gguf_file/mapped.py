@@ -6,6 +6,7 @@ file under its feet is another one). Must not know what the bytes mean.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -63,10 +64,8 @@ class MappedFile:
         self.closed = True
         self.view.release()
         del self._array
-        try:
+        with contextlib.suppress(BufferError):  # held by a view from bytes_at(); the mapping goes with it
             self._mapping.close()
-        except BufferError:
-            pass  # held by a view from bytes_at(); the mapping goes with it
         os.close(self.fd)
 
 

@@ -156,12 +156,21 @@ def open_model(path: str | os.PathLike[str]) -> GGUFModel:
     try:
         paths = shard_paths(named)
         for number, shard_path in enumerate(paths):
-            shards.append(MappedFile(shard_path))
+            shards.append(_open_shard(shard_path, named, len(paths)))
             headers.append(walk(shards[-1]))
-            check_shard(KeyValues(shards[-1], headers[-1].entries), number, len(paths), named)
+            check_shard(KeyValues(shards[-1], headers[-1].entries), number, len(paths))
         check_total([KeyValues(s, h.entries) for s, h in zip(shards, headers, strict=True)], sum(len(h.tensors) for h in headers))
         return GGUFModel(named, shards, headers)
     except BaseException:
         for shard in shards:
             shard.close()
         raise
+
+
+def _open_shard(path: str, named: str, count: int) -> MappedFile:
+    try:
+        return MappedFile(path)
+    except ModelLoadError as error:
+        if path == named:
+            raise
+        raise ModelLoadError(f"{error}; the name {named} asks for {count} shards side by side") from error
