@@ -10,12 +10,12 @@ PLAN_FIELDS = (
     "count",  # address of the int64 number of tokens
     "positions", "seqs",  # i32[n_tokens]: position of a token, row of its sequence in block_tables
     "tile_tokens",  # tokens of one sequence computed together: tile_tokens(n_heads, n_kv_heads)
-    "chunk_blocks",  # KV blocks of a chunk: chunk_blocks(block_size)
+    "chunk_tokens",  # keys of a chunk: chunk_tokens(block_size)
     "n_slots",  # partial results there is room for
     "plan",  # out: plan_words(max_tokens, n_slots) i32
     "max_items",  # max_tokens + n_slots
 )  # fmt: skip
-_P_COUNT, _P_POSITIONS, _P_SEQS, _P_TILE_TOKENS, _P_CHUNK_BLOCKS, _P_N_SLOTS, _P_PLAN, _P_MAX_ITEMS = range(len(PLAN_FIELDS))
+_P_COUNT, _P_POSITIONS, _P_SEQS, _P_TILE_TOKENS, _P_CHUNK_TOKENS, _P_N_SLOTS, _P_PLAN, _P_MAX_ITEMS = range(len(PLAN_FIELDS))
 
 # ops: attention_f16 or attention_f32, then attention_merge with the same record
 ATTENTION_FIELDS = (
@@ -26,12 +26,12 @@ ATTENTION_FIELDS = (
     "scale",  # float scores are multiplied by
     "k_cache", "v_cache", "block_size",  # the layer's KV buffers (kv_cache.py)
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
-    "chunk_blocks",
+    "chunk_tokens",
     "partials",  # n_slots * partial_bytes(n_heads, head_dim)
     "scratch", "scratch_stride",  # per thread: scratch_bytes(n_heads, n_kv_heads, head_dim, block_size)
 )  # fmt: skip
 (_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _BLOCK_TABLES,
- _BLOCK_TABLES_STRIDE, _CHUNK_BLOCKS, _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
+ _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
 TILE_ROWS = 64  # (token, query head) rows that share one pass over a KV block
@@ -43,8 +43,8 @@ def tile_tokens(n_heads: int, n_kv_heads: int) -> int:
     return max(1, TILE_ROWS // (n_heads // n_kv_heads))
 
 
-def chunk_blocks(block_size: int) -> int:
-    return max(1, CHUNK_TOKENS // block_size)
+def chunk_tokens(block_size: int) -> int:
+    return max(1, CHUNK_TOKENS // block_size) * block_size
 
 
 def plan_words(max_tokens: int, n_slots: int) -> int:
