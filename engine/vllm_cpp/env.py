@@ -43,13 +43,13 @@ class Row:
 
 _ROWS: Final = (
     Row("VT_GGUF_MMAP", Kind.SWITCH, "on", "use weights in place from the file's mapping (mmap.enabled); off copies them into memory"),
-    Row("VT_GGUF_PREFAULT", Kind.SWITCH, "on while the borrowed bytes fit in available memory", "read the mapping in while loading (mmap.prefault)"),
-    Row("VT_GGUF_KEEP_QUANT", Kind.SWITCH, "on", "keep block-quantized weights in the file's form; off is refused, nothing here expands them"),
+    Row("VT_GGUF_PREFAULT", Kind.SWITCH, "on while the borrowed bytes fit in memory", "read the mapping in while loading (mmap.prefault)"),
+    Row("VT_GGUF_KEEP_QUANT", Kind.SWITCH, "on", "keep quantized weights as the file stores them; off is refused: nothing expands them"),
     Row("VT_MOE_EXPERT_STREAM", Kind.SWITCH, "off", "keep routed experts on disk and page slices into an arena (expert_stream.enabled)"),
     Row("VT_MOE_EXPERT_STREAM_SLOTS", Kind.COUNT, "64", "slots of that arena (expert_stream.slots)"),
     Row("VT_MOE_EXPERT_STREAM_SLOT_BYTES", Kind.COUNT, "the largest slice of the file", "bytes of one slot (expert_stream.slot_bytes)"),
     Row("VT_MOE_EXPERT_STREAM_STATS_EVERY", Kind.BYTES, "16", "steps between two statistics lines; 0 keeps only the last line"),
-    Row("VT_DEVICE_WEIGHT_BUDGET_BYTES", Kind.BYTES, "the device's memory", "bytes a weight-staging device may take (device_fit.weight_budget_bytes)"),
+    Row("VT_DEVICE_WEIGHT_BUDGET_BYTES", Kind.BYTES, "the device's memory", "bytes a device may stage (device_fit.weight_budget_bytes)"),
     Row("VT_CPU_MOE", Kind.SWITCH, "off", "compute every routed expert on the CPU (placement.cpu_moe)"),
     Row("VT_N_CPU_MOE", Kind.LAYERS, "unset", "compute the routed experts of the first N layers on the CPU (placement.n_cpu_moe)"),
     Row("VT_PLACEMENT_OVERRIDES", Kind.TEXT, "none", "pattern=device,… (placement.overrides)"),

@@ -1,7 +1,7 @@
 """How many cores this process may keep busy.
 
-Owns: the default number of worker threads: physical cores, within the process's affinity and its control group's quota. Worker threads spin at
-barriers, so one too many costs more than one too few. Must not know what the threads do.
+Owns: the default number of worker threads: physical cores, within the process's affinity and its control group's quota. Worker threads
+spin at barriers, so one too many costs more than one too few. Must not know what the threads do.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Owns: every field's check, and the refusal by name of what this build does not do. Must not know how a model is found, read or run.
 
 A refusal comes in two steps, because the order of the C API is "documents and enums, then the device, then the path": constructing
-`EngineParams` refuses what is wrong in itself (InvalidArgumentError); `refuse_what_is_not_built` refuses what is right but cannot be honoured
-here (ModelLoadError), before any file is opened.
+`EngineParams` refuses what is wrong in itself (InvalidArgumentError); `refuse_what_is_not_built` refuses what is right but cannot be
+honoured here (ModelLoadError), before any file is opened.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .. import env, log
-from ..errors import InvalidArgumentError, ModelLoadError
+from vllm_cpp import env, log
+from vllm_cpp.errors import InvalidArgumentError, ModelLoadError
+
 from . import fields
 from .cpus import physical_cores
 
@@ -45,7 +46,7 @@ def device_name(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineParams:
-    """Parameters of one engine. 0 and None mean "the default"; block_size, max_num_seqs and gpu_memory_utilization are stored resolved."""
+    """Parameters of one engine. 0 and None mean "the default"; block_size and max_num_seqs are stored resolved."""
 
     model_path: str
     tokenizer_config_path: str | None = None
@@ -108,7 +109,7 @@ class EngineParams:
         fraction = fields.number("gpu_memory_utilization", self.gpu_memory_utilization)
         if not 0.0 <= fraction <= 1.0:
             raise InvalidArgumentError(f"gpu_memory_utilization must be between 0 and 1, not {fraction:g}")
-        self._keep("gpu_memory_utilization", fraction or DEFAULT_GPU_MEMORY_UTILIZATION)
+        self._keep("gpu_memory_utilization", fraction)
 
     @property
     def num_threads(self) -> int:
@@ -164,14 +165,13 @@ def refuse_what_is_not_built(params: EngineParams) -> None:
 
 
 def warn_of_what_sizes_nothing(params: EngineParams) -> None:
-    """Say once that a stated gpu_memory_utilization sizes nothing, when nothing else sizes the KV cache either.
+    """Say once that gpu_memory_utilization sizes nothing, when nothing else sizes the KV cache either.
 
-    The default value is nobody's statement, so it warns of nothing.
+    A C caller who never touched the field passes its default and is warned too: the struct cannot tell the two apart, and 0 opts out.
     """
-    stated = params.gpu_memory_utilization != DEFAULT_GPU_MEMORY_UTILIZATION
-    if stated and not params.num_blocks and params.kv_cache_memory_bytes is None:
+    if params.gpu_memory_utilization > 0 and not params.num_blocks and params.kv_cache_memory_bytes is None:
         log.once(
             "gpu_memory_utilization",
-            f"vllm: warning: gpu_memory_utilization={params.gpu_memory_utilization:g} sizes nothing here; "
-            "num_blocks or kv_cache_memory_bytes set the size of the KV cache, max_model_len and max_num_seqs its demand",
+            f"engine: warning: gpu_memory_utilization={params.gpu_memory_utilization:g} sizes nothing here: "
+            "num_blocks or kv_cache_memory_bytes set the size of the KV cache (gpu_memory_utilization=0 silences this)",
         )

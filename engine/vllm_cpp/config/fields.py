@@ -10,7 +10,7 @@ import math
 import numbers
 from collections.abc import Iterable
 
-from ..errors import InvalidArgumentError, UnknownKeywordError
+from vllm_cpp.errors import InvalidArgumentError, UnknownKeywordError
 
 
 def shown(value: object) -> str:

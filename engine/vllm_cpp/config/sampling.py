@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import InvalidArgumentError
+from vllm_cpp.errors import InvalidArgumentError
+
 from . import fields
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     temperature <= 0 is greedy. max_tokens None, or <= 0, is unbounded: until the context is full. top_k 0 or -1 keeps all tokens.
-    seed None (or -1) draws one. `logits_processor(token_ids, logits)` is called before penalties and sampling, once a step, and may edit the
-    row of logits in place.
+    seed None (or -1) draws one. `logits_processor(token_ids, logits)` is called before penalties and sampling, once a step, and may edit
+    the row of logits in place.
     """
 
     temperature: float = 1.0

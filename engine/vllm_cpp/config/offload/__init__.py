@@ -1,0 +1,28 @@
+"""The offload document: one JSON object that says where every weight lives and which device computes it.
+
+Owns: reading it, refusing what is wrong in it, merging it with what this process was told before, and resolving it against the
+environment. Must not know how a residency is carried out. The words of every refusal are a contract with scripts: change none lightly.
+
+`parse` is pure. `install` merges a document into the process and returns what is then in force; precedence per field is
+environment > document > default.
+"""
+
+from .document import OffloadDocument, Override, ResidencyRequest
+from .install import freeze_expert_stream, freeze_geometry, install, installed, resolve
+from .parse import parse
+from .resolve import Residency
+from .weight_offload import WeightOffload
+
+__all__ = [
+    "OffloadDocument",
+    "Override",
+    "Residency",
+    "ResidencyRequest",
+    "WeightOffload",
+    "freeze_expert_stream",
+    "freeze_geometry",
+    "install",
+    "installed",
+    "parse",
+    "resolve",
+]

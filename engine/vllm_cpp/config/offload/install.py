@@ -1,0 +1,140 @@
+"""The one document this process has been told, and what can no longer change.
+
+Owns: the installed request (merged field by field, so an absent field leaves what was said), the two decisions that freeze once a model
+used them, and the start-up lines. Must not know how a document is written or a residency carried out.
+
+All state is behind one lock, and `install` answers with the residency in force under it, so two engines built at once cannot mix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from dataclasses import dataclass
+
+from vllm_cpp import env, log
+from vllm_cpp.errors import ModelLoadError
+
+from .document import OffloadDocument, ResidencyRequest
+from .resolve import Residency, from_environment, overridden, resolved
+
+
+@dataclass
+class _State:
+    request: ResidencyRequest
+    expert_stream: bool | None = None
+    geometry: tuple[int, int] | None = None  # slots, bytes of a slot
+
+
+_lock = threading.RLock()
+_state = _State(ResidencyRequest())
+
+
+def install(document: OffloadDocument) -> Residency:
+    """Merge a document into the process and return what is in force. A document that is refused changes nothing."""
+    with _lock:
+        _refuse_frozen(document.residency)
+        merged = document.residency.over(_state.request)
+        residency = _with_decisions(resolved(merged))
+        _refuse_what_is_not_built(residency)
+        _state.request = merged
+        _say(document, residency)
+        return residency
+
+
+def installed() -> ResidencyRequest:
+    with _lock:
+        return _state.request
+
+
+def resolve() -> Residency:
+    """What is in force now."""
+    with _lock:
+        return _with_decisions(resolved(_state.request))
+
+
+def freeze_expert_stream(on: bool) -> None:
+    """A model used the decision whether experts are streamed; the first one decides for the process."""
+    with _lock:
+        if _state.expert_stream is None:
+            _state.expert_stream = on
+
+
+def freeze_geometry(slots: int, slot_bytes: int) -> None:
+    """The slot store was built with this geometry; it cannot be resized."""
+    with _lock:
+        if _state.geometry is None:
+            _state.geometry = (slots, slot_bytes)
+
+
+def reset() -> None:
+    """Forget every document and decision. For tests: a process that serves cannot do this."""
+    with _lock:
+        _state.request, _state.expert_stream, _state.geometry = ResidencyRequest(), None, None
+
+
+def _decisions() -> dict[str, object]:
+    """The frozen fields and the values in force."""
+    taken: dict[str, object] = {}
+    if _state.expert_stream is not None:
+        taken["expert_stream"] = _state.expert_stream
+    if _state.geometry is not None:
+        taken["expert_stream_slots"], taken["expert_stream_slot_bytes"] = _state.geometry
+    return taken
+
+
+def _with_decisions(residency: Residency) -> Residency:
+    return dataclasses.replace(residency, **_decisions())  # type: ignore[arg-type]
+
+
+def _refuse_frozen(request: ResidencyRequest) -> None:
+    said = request.said()
+    for field, value in _decisions().items():
+        if field not in said:
+            continue
+        winner = from_environment(field)  # a document that a variable overrules changes nothing, and is no change
+        if (said[field] if winner is None else winner) != value:
+            in_force = ResidencyRequest(**{field: value}).described()
+            raise ModelLoadError(
+                f"weight residency config: {field} cannot be changed once a model of this process used it (in force: {in_force}); "
+                "leave the field out, ask for the same value, or load this model in a process of its own"
+            )
+
+
+def _refuse_what_is_not_built(residency: Residency) -> None:
+    if residency.expert_stream:
+        source = "VT_MOE_EXPERT_STREAM" if env.switch("VT_MOE_EXPERT_STREAM") else '"vllm_cpp.expert_stream.enabled"'
+        raise ModelLoadError(f"expert streaming is not built in this version and {source} turns it on; turn it off")
+    if env.switch("VT_GGUF_KEEP_QUANT") is False:
+        raise ModelLoadError("VT_GGUF_KEEP_QUANT is off, and this version never expands block-quantized weights; unset it")
+
+
+def _say(document: OffloadDocument, residency: Residency) -> None:
+    warning = document.weight_offload.warning
+    if warning is not None:
+        _once(f"[vllm.cpp] offload_config: {warning}")
+    described = document.residency.described()
+    if described:
+        _once(f"engine: weight residency (offload_config vllm_cpp): {described}")
+    winners = overridden(document.residency)
+    if winners:
+        _once(f"engine: weight residency: the environment OVERRIDES the config for {', '.join(winners)}")
+    if residency.placement and residency.mmap:
+        _once(
+            "engine: weight residency: a CPU placement is active while the weights are mmap-resident: the mapping is read in file order "
+            "and experts in router order, so it works, slowly; where the weights fit in memory, turn mmap off "
+            '("vllm_cpp":{"mmap":{"enabled":false}} or VT_GGUF_MMAP=0)'
+        )
+
+
+def _once(text: str) -> None:
+    log.once(text, text)
+
+
+def say_placement(residency: Residency, device: str) -> None:
+    """Say once what a placement amounts to on an engine whose own device is the only target there is."""
+    if residency.placement:
+        count = len(residency.placement)
+        _once(f"engine: device placement: {count} override(s) resolve(s) to the engine's own device ({device}), so nothing is placed")
+    if residency.placement_fit:
+        _once(f"engine: device placement: fit has nothing to place, the engine's own device is {device}")
