@@ -1,0 +1,457 @@
+"""Operations on vector values: memory, conversions, shuffles, sums, integer dots, exp.
+
+Owns every instruction-set decision: each operation picks the best lowering for the CPU that numba compiles for and keeps one meaning on
+all of them, so kernels never ask what the CPU is (`lane()` is for reports and tests). Everything marked `@unrolled` can be called from
+compiled kernels and from other unrolled functions; types are passed by name, as in `load(f32x8, address)`. Addresses are int64 and
+need no alignment. Must not know encodings, models or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from vllm_cpp.kernels.vectors import (
+    Value,
+    VecType,
+    builder,
+    cast_llvm,
+    coerce,
+    common_type,
+    constant,
+    element_of,
+    features,
+    llvm_type,
+    unrolled,
+    with_element,
+)
+
+i8, u8, i16, u16 = types.int8, types.uint8, types.int16, types.uint16
+i32, u32, i64, u64 = types.int32, types.uint32, types.int64, types.uint64
+f32 = types.float32
+
+i8x16, i8x32, i8x64 = (VecType(i8, n) for n in (16, 32, 64))
+u8x4, u8x8, u8x16, u8x32, u8x64 = (VecType(u8, n) for n in (4, 8, 16, 32, 64))
+i16x8, i16x16, i16x32 = (VecType(i16, n) for n in (8, 16, 32))
+u16x4, u16x8, u16x16, u16x32 = (VecType(u16, n) for n in (4, 8, 16, 32))
+i32x4, i32x8, i32x16 = (VecType(i32, n) for n in (4, 8, 16))
+u32x4, u32x8, u32x16 = (VecType(u32, n) for n in (4, 8, 16))
+f32x4, f32x8, f32x16 = (VecType(f32, n) for n in (4, 8, 16))
+
+_VNNI_512 = "avx512vnni"
+_I32 = ir.IntType(32)
+
+
+def lane() -> str:
+    """Which family of integer dots is in use: "vnni", "avx2", "dotprod" or "generic"."""
+    have = features()
+    if _VNNI_512 in have and "avx512vl" in have or "avxvnni" in have:
+        return "vnni"
+    return next((name for name in ("avx2", "dotprod") if name in have), "generic")
+
+
+def _call(name: str, returns: ir.Type, args: Sequence[ir.Value]) -> ir.Value:
+    b = builder()
+    function = cgutils.get_or_insert_function(b.module, ir.FunctionType(returns, [a.type for a in args]), name)
+    return b.call(function, args)
+
+
+def _overloaded(name: str, kind: types.Type, *args: Value) -> Value:
+    """An LLVM intrinsic that exists for every shape, named by suffix (`llvm.fma.v8f32`)."""
+    element = element_of(kind)
+    letter = "f" if isinstance(element, types.Float) else "i"
+    lanes = f"v{kind.lanes}" if isinstance(kind, VecType) else ""
+    return Value(kind, _call(f"llvm.{name}.{lanes}{letter}{element.bitwidth}", llvm_type(kind), [a.ir for a in args]))
+
+
+# ---- memory
+
+
+def _pointer(address: Any, to: ir.Type) -> ir.Value:
+    return builder().inttoptr(coerce(address, i64).ir, to.as_pointer())
+
+
+def _load_llvm(address: Any, kind: ir.Type) -> ir.Value:
+    return builder().load(_pointer(address, kind), align=1)
+
+
+@unrolled
+def load(kind: types.Type, address: Any) -> Value:
+    return Value(kind, _load_llvm(address, llvm_type(kind)))
+
+
+@unrolled
+def store(address: Any, value: Value) -> None:
+    builder().store(value.ir, _pointer(address, value.ir.type), align=1)
+
+
+@unrolled
+def load_half(kind: types.Type, address: Any) -> Value:
+    """f16 numbers as f32 (scalar or vector), exactly, denormals included; a signalling NaN may come out quiet."""
+    bits_kind = with_element(kind, u16)
+    if "f16c" in features() or "neon" in features():
+        half = ir.VectorType(ir.HalfType(), kind.lanes) if isinstance(kind, VecType) else ir.HalfType()
+        return Value(kind, builder().fpext(_load_llvm(address, half), llvm_type(kind)))
+    return half_bits_to_float(load(bits_kind, address))
+
+
+def half_bits_to_float(bits: Value) -> Value:
+    """f16 bit patterns (u16) as f32 by integer steps: without F16C, LLVM would call a function numba cannot find and abort."""
+    kind = with_element(bits.type, f32)
+    wide = convert(with_element(bits.type, u32), bits)
+    magnitude = view(kind, (wide & 0x7FFF) << 13) * constant(kind, 2.0**112)
+    infinite = (wide & 0x7C00) == 0x7C00
+    unsigned = select(infinite, view(wide.type, magnitude) | 0x7F800000, view(wide.type, magnitude))
+    return view(kind, unsigned | ((wide & 0x8000) << 16))
+
+
+@unrolled
+def store_half(address: Any, value: Value) -> None:
+    """f32 numbers stored as f16, rounded to the nearest, ties to even."""
+    if "f16c" in features() or "neon" in features():
+        half = ir.VectorType(ir.HalfType(), value.type.lanes) if isinstance(value.type, VecType) else ir.HalfType()
+        narrow = builder().fptrunc(value.ir, half)
+        builder().store(narrow, _pointer(address, half), align=1)
+    else:
+        store(address, float_to_half_bits(value))
+
+
+def float_to_half_bits(value: Value) -> Value:
+    """The u16 bit patterns of f32 numbers rounded to f16: scaling through the f32 adder does the rounding and the denormals."""
+    bits = view(with_element(value.type, u32), value)
+    doubled = bits + bits
+    bias = maximum(doubled & 0xFF000000, constant(bits.type, 0x71000000))
+    magnitude = view(value.type, bits & 0x7FFFFFFF)
+    scaled = (magnitude * constant(value.type, 2.0**112)) * constant(value.type, 2.0**-110)
+    rounded = view(bits.type, view(value.type, (bias >> 1) + 0x07800000) + scaled)
+    unsigned = ((rounded >> 13) & 0x7C00) + (rounded & 0xFFF)
+    result = select(doubled > 0xFF000000, constant(bits.type, 0x7E00), unsigned) | ((bits >> 16) & 0x8000)
+    return convert(with_element(bits.type, u16), result)
+
+
+@unrolled
+def round_half(value: Value) -> Value:
+    """f32 numbers rounded to what f16 can hold."""
+    if "f16c" in features() or "neon" in features():
+        half = ir.VectorType(ir.HalfType(), value.type.lanes) if isinstance(value.type, VecType) else ir.HalfType()
+        return Value(value.type, builder().fpext(builder().fptrunc(value.ir, half), value.ir.type))
+    return half_bits_to_float(float_to_half_bits(value))
+
+
+@unrolled
+def load_bfloat(kind: types.Type, address: Any) -> Value:
+    """bf16 numbers as f32: the upper half of the bit pattern."""
+    return view(kind, convert(with_element(kind, u32), load(with_element(kind, u16), address)) << 16)
+
+
+@unrolled
+def store_bfloat(address: Any, value: Value) -> None:
+    """f32 numbers stored as bf16, rounded to the nearest, ties to even; NaN stays NaN."""
+    bits = view(with_element(value.type, u32), value)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    quiet = (bits >> 16) | 64
+    store(address, convert(with_element(value.type, u16), select((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)))
+
+
+@unrolled
+def prefetch(address: Any) -> None:
+    """Ask for the cache line; an address outside every mapping is harmless."""
+    pointer = _pointer(address, ir.IntType(8))
+    _call("llvm.prefetch.p0", ir.VoidType(), [pointer, _I32(0), _I32(3), _I32(1)])
+
+
+def stack_bytes(count: int) -> Value:
+    """Address of `count` bytes in the calling kernel's stack frame, 64-byte aligned, not cleared (unrolled functions only)."""
+    b = builder()
+    with b.goto_entry_block():
+        space = b.alloca(ir.IntType(8), size=ir.Constant(_I32, count))
+        space.align = 64
+    return Value(i64, b.ptrtoint(space, ir.IntType(64)))
+
+
+# ---- threads
+
+
+@unrolled
+def atomic_add(address: Any, amount: Any) -> Value:
+    """The int64 before the addition; acquires and releases."""
+    return Value(i64, builder().atomic_rmw("add", _pointer(address, ir.IntType(64)), coerce(amount, i64).ir, "acq_rel"))
+
+
+@unrolled
+def atomic_load(address: Any) -> Value:
+    return Value(i64, builder().load_atomic(_pointer(address, ir.IntType(64)), "acquire", 8))
+
+
+@unrolled
+def atomic_store(address: Any, value: Any) -> None:
+    builder().store_atomic(coerce(value, i64).ir, _pointer(address, ir.IntType(64)), "release", 8)
+
+
+@unrolled
+def pause() -> None:
+    """Tell the core that this is a spin loop."""
+    if "sse2" in features():
+        _call("llvm.x86.sse2.pause", ir.VoidType(), [])
+
+
+@unrolled
+def sched_yield() -> None:
+    _call("sched_yield", _I32, [])
+
+
+# ---- shapes and conversions
+
+
+@unrolled
+def zero(kind: types.Type) -> Value:
+    return constant(kind, 0)
+
+
+@unrolled
+def splat(kind: types.Type, x: Any) -> Value:
+    return coerce(x, kind)
+
+
+@unrolled
+def convert(kind: types.Type, x: Value) -> Value:
+    """Number conversion lane by lane: integers extend by the source's sign or wrap, floats truncate to integers."""
+    return Value(kind, cast_llvm(x.ir, x.type, kind))
+
+
+@unrolled
+def view(kind: types.Type, x: Value) -> Value:
+    """The same bits under another type."""
+    return Value(kind, x.ir if x.ir.type == llvm_type(kind) else builder().bitcast(x.ir, llvm_type(kind)))
+
+
+def shuffle(x: Value, lanes: Sequence[int], other: Value | None = None) -> Value:
+    """Pick lanes by constant numbers; `other`'s lanes count on after `x`'s (unrolled functions only)."""
+    picks = ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
+    y = x if other is None else other
+    return Value(VecType(x.type.element, len(lanes)), builder().shuffle_vector(x.ir, y.ir, picks))
+
+
+@unrolled
+def low(x: Value) -> Value:
+    return shuffle(x, range(x.type.lanes // 2))
+
+
+@unrolled
+def high(x: Value) -> Value:
+    return shuffle(x, range(x.type.lanes // 2, x.type.lanes))
+
+
+@unrolled
+def join(x: Value, y: Value) -> Value:
+    """`x` in the lower lanes, `y` in the upper."""
+    return shuffle(x, range(2 * x.type.lanes), y)
+
+
+def repeat(x: Value, times: int) -> Value:
+    """All lanes of `x`, `times` over (unrolled functions only)."""
+    return shuffle(x, list(range(x.type.lanes)) * times)
+
+
+def table16(table: Value, index: Value) -> Value:
+    """`table[index]` for a table of 16 bytes and indices 0..15 in any number of byte lanes (unrolled functions only)."""
+    lanes = index.type.lanes
+    kind = VecType(table.type.element, lanes)
+    have = features()
+    for needed, width, name in (("avx512bw", 64, "avx512.pshuf.b.512"), ("avx2", 32, "avx2.pshuf.b"), ("ssse3", 16, "ssse3.pshuf.b.128")):
+        if needed in have and lanes >= width and lanes % width == 0:
+            tables = repeat(table, width // 16)
+            parts = [
+                Value(VecType(kind.element, width), _call(f"llvm.x86.{name}", tables.ir.type, [tables.ir, part.ir]))
+                for part in _split(index, width)
+            ]
+            return _joined(parts)
+    result = constant(kind, 0)
+    for entry in range(16):
+        result = select(index == entry, splat(kind, table[entry]), result)
+    return result
+
+
+def _split(x: Value, lanes: int) -> list[Value]:
+    return [x] if x.type.lanes == lanes else [shuffle(x, range(i, i + lanes)) for i in range(0, x.type.lanes, lanes)]
+
+
+def _joined(parts: list[Value]) -> Value:
+    while len(parts) > 1:
+        parts = [join(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+# ---- arithmetic
+
+
+@unrolled
+def fma(x: Value, y: Any, z: Any) -> Value:
+    """x*y + z, rounded once where the CPU can; else twice."""
+    kind = common_type(x, y, z)
+    x, y, z = (coerce(v, kind) for v in (x, y, z))
+    if "fma" in features() or "neon" in features():
+        return _overloaded("fma", kind, x, y, z)
+    return x * y + z
+
+
+@unrolled
+def select(mask: Value, x: Any, y: Any) -> Value:
+    """x where the mask (a comparison's result) is true, else y."""
+    kind = common_type(x, y)
+    return Value(kind, builder().select(mask.ir, coerce(x, kind).ir, coerce(y, kind).ir))
+
+
+@unrolled
+def minimum(x: Value, y: Any) -> Value:
+    return select(x < y, x, y)
+
+
+@unrolled
+def maximum(x: Value, y: Any) -> Value:
+    return select(x > y, x, y)
+
+
+@unrolled
+def absolute(x: Value) -> Value:
+    if isinstance(element_of(x.type), types.Float):
+        return _overloaded("fabs", x.type, x)
+    return maximum(x, -x)
+
+
+@unrolled
+def sqrt(x: Value) -> Value:
+    return _overloaded("sqrt", x.type, x)
+
+
+@unrolled
+def nearest(x: Value) -> Value:
+    """f32 rounded to the nearest whole number, ties to even, for |x| < 2**22: adding 1.5 * 2**23 leaves no room for a fraction."""
+    magic = constant(x.type, 12582912.0)
+    return (x + magic) - magic
+
+
+def _halves(x: Value, combine: Any) -> Value:
+    while x.type.lanes > 1:
+        half = x.type.lanes // 2
+        x = combine(shuffle(x, range(half)), shuffle(x, range(half, 2 * half)))
+    return x[0]
+
+
+@unrolled
+def hsum(x: Value) -> Value:
+    """Sum of all lanes. Order: lower half plus upper half, lane by lane, until one is left."""
+    return _halves(x, lambda a, b: a + b)
+
+
+@unrolled
+def hmax(x: Value) -> Value:
+    return _halves(x, maximum)
+
+
+@unrolled
+def exp(x: Value) -> Value:
+    """e**x for f32, scalar or vector with the same bits: error below 1.3 ulp, inf above 88.73, 0 below -103.98, NaN stays."""
+    kind = x.type
+    # NaN passes both comparisons unchanged because select takes the second operand then
+    bounded = select(x > 89.0, constant(kind, 89.0), select(x < -105.0, constant(kind, -105.0), x))
+    n = nearest(bounded * 1.4426950408889634)
+    r = fma(n, -0.693359375, bounded)
+    r = fma(n, 2.12194440e-4, r)
+    p = constant(kind, 1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = fma(p, r, coefficient)
+    p = fma(p, r * r, r + 1.0)
+    # 2**n in two factors, so that results below the smallest normal number come out rounded and 2**128 stays representable
+    whole = convert(with_element(kind, i32), n)
+    first = whole >> 1
+    return (p * _power_of_two(first)) * _power_of_two(whole - first)
+
+
+def _power_of_two(n: Value) -> Value:
+    return view(with_element(n.type, f32), (n + 127) << 23)
+
+
+# ---- integer dots. All lowerings give the same integers; what each one may assume is said in its first line.
+
+
+@unrolled
+def dot_u8(total: Value, u: Value, s: Value) -> Value:
+    """total[i] + sum of u[4i..4i+3] * s[4i..4i+3]; u (u8) holds 0..127, s i8, total i32 with a quarter of the lanes."""
+    if lane() == "vnni":
+        return _dpbusd(total, u, s)
+    if lane() == "avx2":
+        return dot_i16(total, pair_sums(u, s), constant(VecType(i16, u.type.lanes // 2), 1))
+    return _dot_generic(total, u, s)
+
+
+@unrolled
+def dot_i8(total: Value, x: Value, y: Value) -> Value:
+    """total[i] + sum of x[4i..4i+3] * y[4i..4i+3], both i8 in -127..127."""
+    if lane() == "vnni":
+        # the instruction wants one unsigned side: (x + 128) . y - 128 . y; it adds in 32 bits, so nothing saturates
+        wide = VecType(u8, x.type.lanes)
+        shifted = view(wide, x) ^ 0x80
+        return _dpbusd(total, shifted, y) - _dpbusd(constant(total.type, 0), constant(wide, 128), y)
+    if lane() == "avx2":
+        magnitude = view(VecType(u8, x.type.lanes), absolute(x))
+        signed = select(x < 0, -y, y)
+        return dot_i16(total, pair_sums(magnitude, signed), constant(VecType(i16, x.type.lanes // 2), 1))
+    return _dot_generic(total, x, y)
+
+
+@unrolled
+def pair_sums(u: Value, s: Value) -> Value:
+    """u[2i] * s[2i] + u[2i+1] * s[2i+1] as i16; u (u8) holds 0..128, s i8, so a pair always fits."""
+    lanes = u.type.lanes
+    kind = VecType(i16, lanes // 2)
+    for needed, width, name in (("avx512bw", 64, "avx512.pmaddubs.w.512"), ("avx2", 32, "avx2.pmadd.ub.sw")):
+        if needed in features() and lanes % width == 0:
+            part_type = ir.VectorType(ir.IntType(16), width // 2)
+            pairs = zip(_split(u, width), _split(s, width), strict=True)
+            parts = [Value(VecType(i16, width // 2), _call(f"llvm.x86.{name}", part_type, [a.ir, b.ir])) for a, b in pairs]
+            return _joined(parts)
+    products = convert(VecType(i16, lanes), u) * convert(VecType(i16, lanes), s)
+    return shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
+
+
+@unrolled
+def dot_i16(total: Value, x: Value, y: Value) -> Value:
+    """total[i] + x[2i] * y[2i] + x[2i+1] * y[2i+1], all exact in i32 (both factors never -32768 at once)."""
+    lanes = x.type.lanes
+    vnni = lane() == "vnni"
+    for needed, width, bits, name in (("avx512bw", 32, 512, "avx512.pmaddw.d.512"), ("avx2", 16, 256, "avx2.pmadd.wd")):
+        if needed in features() and lanes % width == 0:
+            kind = VecType(i32, width // 2)
+            parts = []
+            for t, a, b in zip(_split(total, width // 2), _split(x, width), _split(y, width), strict=True):
+                if vnni and _VNNI_512 in features():
+                    parts.append(Value(kind, _call(f"llvm.x86.avx512.vpdpwssd.{bits}", llvm_type(kind), [t.ir, a.ir, b.ir])))
+                else:
+                    parts.append(t + Value(kind, _call(f"llvm.x86.{name}", llvm_type(kind), [a.ir, b.ir])))
+            return _joined(parts)
+    products = convert(VecType(i32, lanes), x) * convert(VecType(i32, lanes), y)
+    return total + shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
+
+
+def _dpbusd(total: Value, u: Value, s: Value) -> Value:
+    width = 64 if _VNNI_512 in features() and u.type.lanes % 64 == 0 else 32
+    kind = VecType(i32, width // 4)
+    quads = zip(_split(total, width // 4), _split(u, width), _split(s, width), strict=True)
+    name = f"llvm.x86.avx512.vpdpbusd.{width * 8}"
+    return _joined([Value(kind, _call(name, llvm_type(kind), [t.ir, a.ir, b.ir])) for t, a, b in quads])
+
+
+def _dot_generic(total: Value, x: Value, y: Value) -> Value:
+    lanes = x.type.lanes
+    wide = VecType(i32, lanes)
+    products = convert(wide, x) * convert(wide, y)
+    if "dotprod" in features():
+        # aarch64: one sdot or usdot; elsewhere LLVM lowers this reduction badly
+        name = f"llvm.vector.partial.reduce.add.v{lanes // 4}i32.v{lanes}i32"
+        return Value(total.type, _call(name, total.ir.type, [total.ir, products.ir]))
+    quarters = [shuffle(products, range(i, lanes, 4)) for i in range(4)]
+    return total + ((quarters[0] + quarters[1]) + (quarters[2] + quarters[3]))
