@@ -1,0 +1,159 @@
+"""Routed experts: each chosen expert's slice is read once a step and applied to all rows that chose it.
+
+Owns the expert-major products and the weighted sum. Must not know encodings (row and tile kernels come by address) nor where a slice lives: it asks
+`slice_address`, and cannot tell resident, borrowed or streamed apart. Pairs are (token, slot of its top-k), numbered token * top_k + slot; the router's
+`group_by_expert` has sorted them by expert (`offsets`, `pairs`).
+"""
+
+from __future__ import annotations
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.elementwise import swiglu_span
+from vllm_cpp.kernels.cpu.matmul import SPLIT_ROWS, field, product, share
+from vllm_cpp.kernels.simd import f32, i32, i64, load, store
+
+# A tower's record: where the slices of one projection of one layer stand.
+TOWER_FIELDS = ("base", "slice_bytes")
+_BASE, _SLICE_BYTES = range(len(TOWER_FIELDS))
+
+UP_FIELDS = (
+    "n_experts", "top_k",
+    "offsets", "pairs",  # i32[n_experts + 1], i32[n_pairs]: expert e's pairs are pairs[offsets[e]:offsets[e + 1]]
+    "act", "act_stride",  # the tokens' activation rows
+    "gate_tower", "gate_stride", "gate_rows_fn", "gate_tile_fn", "gate_scale",  # records; bytes between two weight rows; kernels; f32[n_experts] or 0
+    "up_tower", "up_stride", "up_rows_fn", "up_tile_fn", "up_scale",
+    "k", "n_rows",  # values of an activation row; hidden units of an expert
+    "gate_out", "up_out", "out_stride",  # f32 rows, one a pair; bytes between two; gate_out ends up holding silu(gate) * up
+    "up_act",  # the activation rows `up` wants (they differ from `act` where gate and up are encoded differently)
+    "up_act_stride",
+    "scratch", "scratch_stride", "max_count",
+)  # fmt: skip
+(_N_EXPERTS, _TOP_K, _OFFSETS, _PAIRS, _ACT, _ACT_STRIDE, _GATE_TOWER, _GATE_STRIDE, _GATE_ROWS_FN, _GATE_TILE_FN, _GATE_SCALE, _UP_TOWER, _UP_STRIDE,
+ _UP_ROWS_FN, _UP_TILE_FN, _UP_SCALE, _K, _N_ROWS, _GATE_OUT, _UP_OUT, _OUT_STRIDE, _UP_ACT, _UP_ACT_STRIDE, _SCRATCH, _SCRATCH_STRIDE,
+ _MAX_COUNT) = range(len(UP_FIELDS))  # fmt: skip
+
+DOWN_FIELDS = (
+    "n_experts",
+    "offsets", "pairs",
+    "act", "act_stride",  # the pairs' activation rows
+    "tower", "stride", "rows_fn", "tile_fn", "scale",
+    "k", "n_rows",  # hidden units; values of an output row
+    "out", "out_stride",  # f32 rows, one a pair; bytes between two
+    "scratch", "scratch_stride", "max_count",
+)  # fmt: skip
+(_D_N_EXPERTS, _D_OFFSETS, _D_PAIRS, _D_ACT, _D_ACT_STRIDE, _D_TOWER, _D_STRIDE, _D_ROWS_FN, _D_TILE_FN, _D_SCALE, _D_K, _D_N_ROWS, _D_OUT, _D_OUT_STRIDE, _D_SCRATCH,
+ _D_SCRATCH_STRIDE, _D_MAX_COUNT) = range(len(DOWN_FIELDS))  # fmt: skip
+
+COMBINE_FIELDS = (
+    "count",  # address of the int64 number of tokens
+    "top_k", "width",
+    "weights",  # f32[n_tokens, top_k]
+    "y", "y_stride",  # f32 rows, one a pair: the experts' outputs; bytes between two
+    "x", "x_stride",  # f32 rows added to
+)  # fmt: skip
+_C_COUNT, _C_TOP_K, _C_WIDTH, _C_WEIGHTS, _C_Y, _C_Y_STRIDE, _C_X, _C_X_STRIDE = range(len(COMBINE_FIELDS))
+
+
+def scratch_bytes(max_pairs: int, tile_scratch_bytes: int) -> int:
+    """Bytes a thread needs: two address tables int64[max_pairs] and the tile kernel's own."""
+    return 16 * max_pairs + tile_scratch_bytes + 128
+
+
+@jit.inner
+def slice_address(tower, expert):  # type: ignore[no-untyped-def]
+    """Where the first weight row of one expert stands."""
+    return field(tower, _BASE) + expert * field(tower, _SLICE_BYTES)
+
+
+@jit.inner
+def scale_rows(pairs, n, out, out_stride, first, last, factor):  # type: ignore[no-untyped-def]
+    for i in range(n):
+        row = out + out_stride * load(i32, pairs + 4 * i)
+        for r in range(first, last):
+            store(row + 4 * r, load(f32, row + 4 * r) * factor)
+
+
+@jit.inner
+def point(pairs, n, act, act_stride, divisor, acts, out, out_stride, first, outs):  # type: ignore[no-untyped-def]
+    """Fill the two address tables: pair p reads activation row p // divisor and writes output row p, from column `first`."""
+    for i in range(n):
+        pair = load(i32, pairs + 4 * i)
+        store(acts + 8 * i, act + pair // divisor * act_stride)
+        store(outs + 8 * i, out + out_stride * pair + 4 * first)
+
+
+@jit.op
+def experts_up(args, tid, nth):  # type: ignore[no-untyped-def]
+    """gate_out[p, r] = silu(gate_e[r] . act[token of p]) * (up_e[r] . up_act[token of p]) for every pair p and this thread's rows r."""
+    n_rows, k, top_k = field(args, _N_ROWS), field(args, _K), field(args, _TOP_K)
+    first = share(n_rows, SPLIT_ROWS, tid, nth)
+    last = share(n_rows, SPLIT_ROWS, tid + 1, nth)
+    if first >= last:
+        return
+    offsets, gate_out, up_out = field(args, _OFFSETS), field(args, _GATE_OUT), field(args, _UP_OUT)
+    gate_stride, up_stride, out_stride = field(args, _GATE_STRIDE), field(args, _UP_STRIDE), field(args, _OUT_STRIDE)
+    acts = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
+    outs = acts + 8 * field(args, _MAX_COUNT)
+    tile_scratch = outs + 8 * field(args, _MAX_COUNT)
+    for e in range(field(args, _N_EXPERTS)):
+        start = load(i32, offsets + 4 * e)
+        n = load(i32, offsets + 4 * e + 4) - start
+        if n == 0:
+            continue
+        pairs = field(args, _PAIRS) + 4 * start
+        gate = slice_address(field(args, _GATE_TOWER), e) + first * gate_stride
+        point(pairs, n, field(args, _ACT), field(args, _ACT_STRIDE), top_k, acts, gate_out, out_stride, first, outs)
+        product(field(args, _GATE_ROWS_FN), field(args, _GATE_TILE_FN), gate, gate_stride, last - first, k, acts, n, outs, tile_scratch)
+        up = slice_address(field(args, _UP_TOWER), e) + first * up_stride
+        point(pairs, n, field(args, _UP_ACT), field(args, _UP_ACT_STRIDE), top_k, acts, up_out, out_stride, first, outs)
+        product(field(args, _UP_ROWS_FN), field(args, _UP_TILE_FN), up, up_stride, last - first, k, acts, n, outs, tile_scratch)
+        if field(args, _GATE_SCALE) != 0:
+            scale_rows(pairs, n, gate_out, out_stride, first, last, load(f32, field(args, _GATE_SCALE) + 4 * e))
+        if field(args, _UP_SCALE) != 0:
+            scale_rows(pairs, n, up_out, out_stride, first, last, load(f32, field(args, _UP_SCALE) + 4 * e))
+        for i in range(n):
+            at = out_stride * load(i32, pairs + 4 * i) + 4 * first
+            swiglu_span(gate_out + at, up_out + at, gate_out + at, last - first)
+
+
+@jit.op
+def experts_down(args, tid, nth):  # type: ignore[no-untyped-def]
+    """out[p, r] = down_e[r] . act[p] for every pair p and this thread's rows r."""
+    n_rows, k = field(args, _D_N_ROWS), field(args, _D_K)
+    first = share(n_rows, SPLIT_ROWS, tid, nth)
+    last = share(n_rows, SPLIT_ROWS, tid + 1, nth)
+    if first >= last:
+        return
+    offsets, out, out_stride, stride = field(args, _D_OFFSETS), field(args, _D_OUT), field(args, _D_OUT_STRIDE), field(args, _D_STRIDE)
+    acts = field(args, _D_SCRATCH) + tid * field(args, _D_SCRATCH_STRIDE)
+    outs = acts + 8 * field(args, _D_MAX_COUNT)
+    tile_scratch = outs + 8 * field(args, _D_MAX_COUNT)
+    for e in range(field(args, _D_N_EXPERTS)):
+        start = load(i32, offsets + 4 * e)
+        n = load(i32, offsets + 4 * e + 4) - start
+        if n == 0:
+            continue
+        pairs = field(args, _D_PAIRS) + 4 * start
+        w = slice_address(field(args, _D_TOWER), e) + first * stride
+        point(pairs, n, field(args, _D_ACT), field(args, _D_ACT_STRIDE), 1, acts, out, out_stride, first, outs)
+        product(field(args, _D_ROWS_FN), field(args, _D_TILE_FN), w, stride, last - first, k, acts, n, outs, tile_scratch)
+        if field(args, _D_SCALE) != 0:
+            scale_rows(pairs, n, out, out_stride, first, last, load(f32, field(args, _D_SCALE) + 4 * e))
+
+
+@jit.op
+def combine(args, tid, nth):  # type: ignore[no-untyped-def]
+    """x[t] += sum over slots j of weights[t, j] * y[t * top_k + j], the slots in their order, whatever the order the experts were computed in."""
+    n, top_k, width = load(i64, field(args, _C_COUNT)), field(args, _C_TOP_K), field(args, _C_WIDTH)
+    first = share(width, SPLIT_ROWS, tid, nth)
+    last = share(width, SPLIT_ROWS, tid + 1, nth)
+    for t in range(n):
+        x = field(args, _C_X) + t * field(args, _C_X_STRIDE)
+        weights = field(args, _C_WEIGHTS) + 4 * t * top_k
+        y_stride = field(args, _C_Y_STRIDE)
+        y = field(args, _C_Y) + t * top_k * y_stride
+        for r in range(first, last):
+            total = load(f32, weights) * load(f32, y + 4 * r)
+            for j in range(1, top_k):
+                total = total + load(f32, weights + 4 * j) * load(f32, y + j * y_stride + 4 * r)
+            store(x + 4 * r, load(f32, x + 4 * r) + total)

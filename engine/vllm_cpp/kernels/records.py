@@ -1,0 +1,31 @@
+"""The int64 records that operations read their arguments from.
+
+Owns the packing of named fields, and the layout of the step record: what changes from step to step, at addresses that never change.
+Must not know any operation's fields: each op's module lists its own, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vllm_cpp.kernels.buffers import aligned_zeros
+
+# The step record: int64s written before each step.
+STEP_TOKENS = 0  # tokens of this step
+STEP_SAMPLED = 1  # rows whose logits are wanted
+STEP_SEQS = 2  # sequences
+STEP_PAIRS = 3  # (token, chosen expert) pairs: tokens * top_k
+STEP_WORDS = 8
+
+
+def pack(fields: tuple[str, ...], **values: Any) -> np.ndarray:
+    """An int64 record holding `values` in the order of `fields`; floats as the bits of a float64. Every field must be given, and no other."""
+    if set(fields) != set(values):
+        raise TypeError(f"record fields are {', '.join(fields)}; missing {sorted(set(fields) - set(values))}, unknown {sorted(set(values) - set(fields))}")
+    record = aligned_zeros(len(fields), np.int64)
+    for i, name in enumerate(fields):
+        value = values[name]
+        record[i] = np.float64(value).view(np.int64) if isinstance(value, float) else int(value)
+    return record

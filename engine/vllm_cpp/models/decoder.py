@@ -1,0 +1,193 @@
+"""The parts that decoder families are put together from: embedding, attention, feed-forward, experts, head.
+
+Owns the order of operations inside each part and which optional tensors it honours. Must not know architecture names: a family says what differs
+through `Traits` and by which parts it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_cpp.errors import ModelLoadError
+from vllm_cpp.gguf_file.hparams import HyperParameters
+from vllm_cpp.kernels.cpu import rope, router
+from vllm_cpp.models.builder import Builder, Rows, Weight
+
+PER_HEAD, WHOLE_ROW = "per head", "whole row"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What sets a family's decoder apart."""
+
+    rope_layout: int = rope.NEOX
+    qk_norm: str | None = None  # PER_HEAD or WHOLE_ROW
+    output_bias: bool = False  # attn_output.bias is honoured
+    ffn_bias: bool = False  # ffn_{gate,up,down}.bias are honoured
+    head_bias: bool = False  # output.bias is honoured
+    tied_head: bool = True  # output.weight may be missing: the embedding is the head
+    normalize_experts: bool = True  # chosen experts' weights are divided by their sum
+    expert_width: Callable[[HyperParameters, int], int] | None = None  # hidden units of an expert; None: feed_forward_length
+    gated_shared_expert: bool = False
+
+
+def describe(b: Builder, hp: HyperParameters, traits: Traits) -> None:
+    """Embedding, layers, head: the frame that all attention families share (FAMILIES: Frame)."""
+    _check(hp)
+    tokens, sampled = b.count("tokens"), b.count("sampled")
+    x = b.rows("x", hp.embedding_length, tokens)
+    table = b.weight("token_embd.weight", hp.vocab_size, hp.embedding_length)
+    b.embed(table, x)
+    turn = rope_of(b, hp)
+    b.attention_plan(hp.num_heads[0], hp.num_kv_heads[0], hp.key_length)
+    last = hp.num_layers - 1
+    for il in range(hp.num_layers):
+        h = b.rows("h", hp.embedding_length, tokens)
+        b.rmsnorm(x, b.vector(f"blk.{il}.attn_norm.weight", hp.embedding_length), hp.rms_epsilon, h, f"attn_norm of layer {il}")
+        mixed = attention(b, hp, traits, il, h, turn)
+        if il == last:
+            # From here on only the rows whose logits are wanted matter.
+            mixed, x = _only_sampled(b, mixed, "attention sampled", sampled), _only_sampled(b, x, "x sampled", sampled)
+            h = b.rows("h", hp.embedding_length, sampled)
+        b.matmul(
+            b.weight(f"blk.{il}.attn_output.weight", hp.embedding_length, mixed.width), mixed, x, accumulate=True,
+            bias=b.maybe_vector(f"blk.{il}.attn_output.bias", hp.embedding_length) if traits.output_bias else 0,
+            scale=b.maybe_vector(f"blk.{il}.attn_output.scale", 1),
+        )  # fmt: skip
+        b.rmsnorm(x, b.vector(f"blk.{il}.ffn_norm.weight", hp.embedding_length), hp.rms_epsilon, h, f"ffn_norm of layer {il}")
+        if hp.num_experts:
+            experts(b, hp, traits, il, h, x)
+        else:
+            dense(b, il, h, x, hp.feed_forward_length[il], bias=traits.ffn_bias)
+    head(b, hp, traits, table, x, sampled)
+
+
+def _check(hp: HyperParameters) -> None:
+    if hp.value_length != hp.key_length:
+        raise ModelLoadError(f"attention.value_length is {hp.value_length}, but {hp.architecture} attention needs it equal to key_length, {hp.key_length}")
+    if len(set(zip(hp.num_heads, hp.num_kv_heads, strict=True))) != 1:
+        raise ModelLoadError(f"attention.head_count differs between layers, which {hp.architecture} does not have: {hp.num_heads}")
+
+
+def _only_sampled(b: Builder, x: Rows, name: str, sampled: int) -> Rows:
+    out = b.rows(name, x.width, sampled)
+    b.gather_sampled(x, out)
+    return out
+
+
+# -- attention
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The step's rope table, and the layout and number of pairs it is for."""
+
+    table: tuple[int, int]
+    half: int
+
+
+def rope_of(b: Builder, hp: HyperParameters) -> Turn:
+    """The table of cosines and sines all layers share."""
+    half = hp.rope.dimension_count // 2
+    info = b.model.maybe("rope_freqs.weight", (half,), ("F32",))
+    factors = None if info is None else b.model.bytes_of(info.name).view("<f4")
+    frequencies, magnitude = rope.rope_frequencies(hp.rope, factors)
+    return Turn(b.rope_table(frequencies, magnitude), half)
+
+
+def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: Turn) -> Rows:
+    """Projections, norms of q and k, rope, KV store, softmax(q kᵀ / sqrt(d)) v. Returns the heads side by side."""
+    n, d = hp.embedding_length, hp.key_length
+    tokens = h.count
+    q = b.rows("q", hp.num_heads[il] * d, tokens)
+    k = b.rows("k", hp.num_kv_heads[il] * d, tokens)
+    v = b.rows("v", hp.num_kv_heads[il] * d, tokens)
+    _project(b, il, h, {"q": q, "k": k, "v": v}, n)
+    q_norm = k_norm = 0
+    if traits.qk_norm == PER_HEAD:
+        q_norm, k_norm = b.vector(f"blk.{il}.attn_q_norm.weight", d), b.vector(f"blk.{il}.attn_k_norm.weight", d)
+    elif traits.qk_norm == WHOLE_ROW:
+        b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
+        b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
+    b.rope_and_store(il, q, k, v, layout=traits.rope_layout, table=turn.table, half=turn.half, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon)
+    mixed = b.rows("attention", q.width, tokens)
+    b.attention(il, q, mixed, d**-0.5)
+    return mixed
+
+
+def _project(b: Builder, il: int, h: Rows, parts: dict[str, Rows], n: int) -> None:
+    """q, k and v of h: three matrices, or one fused matrix with the rows of q, k, v in that order. Biases are honoured where the file has them."""
+    fused_width = sum(rows.width for rows in parts.values())
+    fused = b.model.tensors.get(f"blk.{il}.attn_qkv.weight")
+    weights: dict[str, Weight] = {}
+    biases: dict[str, int] = {}
+    scales: dict[str, int] = {}
+    if fused is None:
+        for part, rows in parts.items():
+            name = f"blk.{il}.attn_{part}"
+            weights[part] = b.weight(f"{name}.weight", rows.width, n)
+            biases[part] = b.maybe_vector(f"{name}.bias", rows.width)
+            scales[part] = b.maybe_vector(f"{name}.scale", 1)
+    else:
+        name = f"blk.{il}.attn_qkv"
+        whole, bias, first = b.weight(f"{name}.weight", fused_width, n), b.maybe_vector(f"{name}.bias", fused_width), 0
+        scale = b.maybe_vector(f"{name}.scale", 1)
+        for part, rows in parts.items():
+            weights[part] = whole.rows(first, rows.width, f"{name}.weight[{part}]")
+            biases[part], scales[part] = bias and bias + 4 * first, scale
+            first += rows.width
+    b.activations(h, list(weights.values()))
+    for part, rows in parts.items():
+        b.matmul(weights[part], h, rows, bias=biases[part], scale=scales[part], barrier=part == "v")
+
+
+# -- feed-forward
+def dense(b: Builder, il: int, h: Rows, x: Rows, width: int, *, suffix: str = "", bias: bool = False, out: Rows | None = None) -> None:
+    """x += down · (silu(gate · h) * (up · h)); into `out` instead of being added to x where that is given."""
+    if width <= 0:
+        raise ModelLoadError(f"feed_forward_length is missing, and layer {il} has a dense feed-forward part (ffn_gate{suffix})")
+    n = x.width
+    parts = {}
+    for part, rows, cols in (("gate", width, n), ("up", width, n), ("down", n, width)):
+        name = f"blk.{il}.ffn_{part}{suffix}"
+        parts[part] = (b.weight(f"{name}.weight", rows, cols), b.maybe_vector(f"{name}.bias", rows) if bias else 0, b.maybe_vector(f"{name}.scale", 1))
+    gate, up = b.rows(f"gate{suffix}", width, h.count), b.rows(f"up{suffix}", width, h.count)
+    b.activations(h, [parts["gate"][0], parts["up"][0]])
+    b.matmul(parts["gate"][0], h, gate, bias=parts["gate"][1], scale=parts["gate"][2], barrier=False)
+    b.matmul(parts["up"][0], h, up, bias=parts["up"][1], scale=parts["up"][2])
+    b.swiglu(gate, up, gate)
+    b.matmul(parts["down"][0], gate, x if out is None else out, accumulate=out is None, bias=parts["down"][1], scale=parts["down"][2])
+
+
+def experts(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x: Rows) -> None:
+    """x += routed experts (FAMILIES: Experts, steps 1, 4, 5, 7), and a shared expert where the family has one."""
+    n, e = hp.embedding_length, hp.num_experts
+    width = traits.expert_width(hp, il) if traits.expert_width else hp.feed_forward_length[il]
+    if width <= 0:
+        raise ModelLoadError(f"the experts' width of layer {il} is missing (expert_feed_forward_length or feed_forward_length)")
+    logits = b.rows("router logits", e, h.count)
+    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", e, n), h, logits)
+    routes = b.route(logits, hp.top_k[il], scores=router.SOFTMAX, bias=0, normalize=traits.normalize_experts, scale=1.0)
+    gate, up = (b.tower(f"blk.{il}.ffn_{part}_exps.weight", e, width, n) for part in ("gate", "up"))
+    b.experts(routes, h, gate, up, b.tower(f"blk.{il}.ffn_down_exps.weight", e, n, width), x)
+    if traits.gated_shared_expert:
+        shared_width = hp.shared_expert_feed_forward_length or hp.feed_forward_length[il]
+        y, g = b.rows("shared expert", n, h.count), b.rows("shared expert gate", 1, h.count)
+        dense(b, il, h, x, shared_width, suffix="_shexp", out=y)
+        b.matmul(b.weight(f"blk.{il}.ffn_gate_inp_shexp.weight", 1, n), h, g)
+        b.gated_add(x, y, g)
+
+
+def expert_width_or_share(hp: HyperParameters, il: int) -> int:
+    """expert_feed_forward_length, else feed_forward_length // top_k."""
+    return hp.expert_feed_forward_length[il] or hp.feed_forward_length[il] // hp.top_k[il]
+
+
+# -- head
+def head(b: Builder, hp: HyperParameters, traits: Traits, table: Weight, x: Rows, sampled: int) -> None:
+    """logits = head · rmsnorm(x, output_norm) for the sampled rows."""
+    h = b.rows("h", hp.embedding_length, sampled)
+    b.rmsnorm(x, b.vector("output_norm.weight", hp.embedding_length), hp.rms_epsilon, h, "output_norm")
+    if "output.weight" in b.model.tensors or not traits.tied_head:
+        table = b.weight("output.weight", hp.vocab_size, hp.embedding_length)
+    bias = b.maybe_vector("output.bias", hp.vocab_size) if traits.head_bias else 0
+    b.head(table, h, bias=bias, scale=b.maybe_vector("output.scale", 1))
