@@ -59,6 +59,7 @@ _ROWS: Final = (
     Row("VT_CPU_REF", Kind.SWITCH, "off", "compute with the plain reference kernels instead of the vector ones"),
     Row("VLLM_CPP_CPU_THREADS", Kind.COUNT, "physical cores this process may use", "worker threads of an engine"),
     Row("VLLM_CPP_CACHE_DIR", Kind.TEXT, "vllm_cpp in the user's cache directory", "where compiled kernels are kept"),
+    Row("XDG_CACHE_HOME", Kind.TEXT, "~/.cache", "the user's cache directory"),
 )
 ROWS: Final[dict[str, Row]] = {row.name: row for row in _ROWS}
 

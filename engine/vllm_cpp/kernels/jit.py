@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from vllm_cpp import env, log
 
 # The one place that names numba options. numpy's error model: no Python exception can be raised from a kernel (division by zero is inf or nan).
-_OPTIONS: dict[str, Any] = {"nopython": True, "nogil": True, "boundscheck": False, "error_model": "numpy"}
+_OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
 # Appended to the cache folder's name; tests that force another SIMD lane set it so that lanes do not share compiled code.
 cache_salt = ""
@@ -49,8 +49,8 @@ def sources_hash() -> str:
 def cache_root() -> Path:
     """The folder compiled kernels are kept in: VLLM_CPP_CACHE_DIR, else the user's cache folder; a private temporary folder, said once, where
     that cannot be written (kernels are then compiled again by the next process)."""
-    asked = env.get("VLLM_CPP_CACHE_DIR")
-    wanted = Path(asked) if asked else Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_cpp"
+    asked = env.text("VLLM_CPP_CACHE_DIR")
+    wanted = Path(asked) if asked else Path(env.text("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_cpp"
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=wanted).close()
