@@ -74,9 +74,13 @@ class Weight:
 class Count:
     """A cell the runner sets each step: `source` rows ("tokens" or "sampled") times `factor`."""
 
-    address: Address
+    cell: np.ndarray  # int64[1]
     source: str
     factor: int
+
+    @property
+    def address(self) -> Address:
+        return self.cell.ctypes.data
 
 
 @dataclass(slots=True)
@@ -103,17 +107,20 @@ class StepArrays:
 class Builder:
     """Collects the operations of one model."""
 
-    def __init__(self, model: GGUFModel, address_of: Callable[[TensorInfo], Address], step: StepArrays, num_threads: int, kv_dtype: str):
+    def __init__(
+        self, model: GGUFModel, address_of: Callable[[TensorInfo], Address], step: StepArrays, *, num_threads: int, vocab_size: int,
+        kv_layouts: list[KvLayout], num_kv_blocks: int,
+    ):  # fmt: skip
         self.model = model
         self.address_of = address_of
         self.step = step
         self.num_threads = num_threads
-        self.kv_dtype = kv_dtype
+        self.kv_layouts = kv_layouts
+        self.kv_caches = [layout.allocate(num_kv_blocks) for layout in kv_layouts]
+        self.logits = aligned_zeros((step.max_seqs, vocab_size), np.float32)
+        self.head_record: np.ndarray | None = None
         self.program = Program()
         self.counts: list[Count] = []
-        self.kv_layouts: list[KvLayout] = []
-        self.num_kv_blocks = 0
-        self.kv_caches: list[tuple[np.ndarray, np.ndarray]] = []
         self._keep: list[np.ndarray] = []  # arrays whose addresses stand in records
         self._arrays: dict[str, np.ndarray] = {}
         self._activations: dict[str, np.ndarray] = {}
@@ -134,9 +141,9 @@ class Builder:
         for known in self.counts:
             if (known.source, known.factor) == (source, factor):
                 return known.address
-        cell = self.zeros(1, np.int64)
-        self.counts.append(Count(cell.ctypes.data, source, factor))
-        return cell.ctypes.data
+        fresh = Count(self.zeros(1, np.int64), source, factor)
+        self.counts.append(fresh)
+        return fresh.address
 
     def rows(self, name: str, width: int, count: Address, per_token: int = 1) -> Rows:
         """The buffer of that name: [max_tokens * per_token, width]. One name keeps one buffer for the whole model; it may be counted anew."""
@@ -254,6 +261,11 @@ class Builder:
         out.quantized.clear()
         return record
 
+    def head(self, w: Weight, h: Rows, *, bias: Address, scale: Address) -> None:
+        """Logits of the sampled rows. Which rows of the logits buffer they go to differs from run to run: the runner sets `head_record`."""
+        logits = Rows("logits", self.logits, h.count)
+        self.head_record = self.matmul(w, h, logits, bias=bias, scale=scale)
+
     def swiglu(self, gate: Rows, up: Rows, out: Rows) -> None:
         record = pack(
             elementwise.SWIGLU_FIELDS, count=gate.count, gate=gate.address, gate_stride=gate.stride, up=up.address, up_stride=up.stride, width=gate.width,
@@ -286,7 +298,7 @@ class Builder:
     def attention_plan(self, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
         """How this step's tokens are cut up for attention; once a step, before the first `attention`."""
         step = self.step
-        block_size = self.block_size
+        block_size = self.kv_layouts[0].block_size
         slots = attention_ops.MAX_SLOTS
         self._plan = self.zeros(attention_ops.plan_words(step.max_tokens, slots), np.int32)
         self._partials = slots, self.zeros(slots * attention_ops.partial_bytes(n_heads, head_dim), np.uint8)

@@ -1,0 +1,76 @@
+"""Runs a model's program for the chunks of a step.
+
+Owns the step arrays, the KV cache and the thread team of one loaded model, and cuts a step into pieces that fit its buffers. Must not know requests or
+sampling: chunks of token ids with their KV blocks come in, rows of logits go out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vllm_cpp.kernels.cpu import matmul
+from vllm_cpp.kernels.cpu.team import Team
+from vllm_cpp.models.builder import Builder, StepArrays
+from vllm_cpp.residency.borrow import Weights
+from vllm_cpp.scheduler.batch import Chunk
+
+_OUT = matmul.FIELDS.index("out")
+
+
+class Runner:
+    """One loaded model. Not thread-safe: the step loop's thread calls it."""
+
+    def __init__(self, builder: Builder, weights: Weights, *, vocab_size: int, max_model_len: int, block_size: int, num_blocks: int):
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.program = builder.program
+        self._builder = builder  # keeps every buffer alive
+        self._weights = weights
+        self._step: StepArrays = builder.step
+        self._table = builder.finish()
+        self._logits = builder.logits
+        self._team = Team(builder.num_threads)
+
+    def run(self, chunks: list[Chunk]) -> np.ndarray:
+        """Compute the chunks, in order; logits f32 [chunks with sample, vocab_size], good (and free to be edited) until the next call.
+
+        A chunk's values do not depend on the other chunks, nor on how its tokens were cut into chunks.
+        """
+        step = self._step
+        done_rows = tokens = sampled = seqs = 0
+        for chunk in chunks:
+            first, length = 0, len(chunk.token_ids)
+            while first < length:
+                if tokens == step.max_tokens:
+                    done_rows += self._run_piece(tokens, sampled, done_rows)
+                    tokens = sampled = seqs = 0
+                take = min(length - first, step.max_tokens - tokens)
+                here = slice(tokens, tokens + take)
+                step.tokens[here] = chunk.token_ids[first : first + take]
+                start = chunk.start + first
+                step.positions[here] = np.arange(start, start + take)
+                step.seqs[here] = seqs
+                step.block_tables[seqs, : len(chunk.block_ids)] = chunk.block_ids
+                tokens, first, seqs = tokens + take, first + take, seqs + 1
+            if chunk.sample:
+                step.sampled[sampled] = tokens - 1
+                sampled += 1
+        if tokens:
+            done_rows += self._run_piece(tokens, sampled, done_rows)
+        return self._logits[:done_rows]
+
+    def _run_piece(self, tokens: int, sampled: int, done_rows: int) -> int:
+        """Run the program on what stands in the step arrays; its logits go behind the `done_rows` that are there. Returns how many rows came."""
+        for count in self._builder.counts:
+            count.cell[0] = count.factor * (tokens if count.source == "tokens" else sampled)
+        self._builder.head_record[_OUT] = self._logits.ctypes.data + done_rows * self._logits.strides[0]
+        self._team.run(self._table)
+        return sampled
+
+    def close(self) -> None:
+        """Stop the threads and give back copied weights. Safe twice."""
+        self._team.close()
+        self._weights.close()
+
