@@ -1,0 +1,243 @@
+"""Installing documents: merge, freeze, precedence over the environment, and the start-up lines."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from vllm_cpp import env, log
+from vllm_cpp.config.offload import Override, Residency, freeze_expert_stream, freeze_geometry, install, installed, parse, resolve
+from vllm_cpp.config.offload.install import reset, say_placement
+from vllm_cpp.errors import ModelLoadError
+
+CPU_MOE = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    for name in env.ROWS:
+        monkeypatch.delenv(name, raising=False)
+    reset()
+    log.forget()
+    yield
+    reset()
+    log.forget()
+
+
+def document(**groups):
+    return parse({"vllm_cpp": groups})
+
+
+def test_defaults():
+    assert install(parse(None)) == Residency() == resolve()
+    assert Residency().expert_stream_slots == 64
+    assert Residency().expert_stream_stats_every == 16
+
+
+def test_a_later_document_is_merged_field_by_field():
+    install(document(mmap={"enabled": False}, expert_stream={"slots": 9}, placement={"cpu_moe": True, "n_cpu_moe": 2}))
+    residency = install(document(mmap={"prefault": False}, placement={"n_cpu_moe": 0, "overrides": [{"pattern": "a", "device": "cpu"}]}))
+    assert (residency.mmap, residency.prefault, residency.expert_stream_slots) == (False, False, 9)
+    assert residency.placement == (Override("a", "cpu"), Override(CPU_MOE, "cpu"))
+    assert install(document(placement={"overrides": []})).placement == (Override(CPU_MOE, "cpu"),)
+    assert installed().mmap is False
+
+
+@pytest.mark.parametrize(
+    ("groups", "variable", "text", "field", "value"),
+    [
+        ({"mmap": {"enabled": True}}, "VT_GGUF_MMAP", "off", "mmap", False),
+        ({"mmap": {"enabled": False}}, "VT_GGUF_MMAP", "1", "mmap", True),
+        ({"mmap": {"prefault": True}}, "VT_GGUF_PREFAULT", "", "prefault", False),
+        ({"expert_stream": {"enabled": True}}, "VT_MOE_EXPERT_STREAM", "0", "expert_stream", False),
+        ({"expert_stream": {"enabled": True}}, "VT_MOE_EXPERT_STREAM", "false", "expert_stream", False),
+        ({"expert_stream": {"slots": 5}}, "VT_MOE_EXPERT_STREAM_SLOTS", "7", "expert_stream_slots", 7),
+        ({"expert_stream": {"slots": 5}}, "VT_MOE_EXPERT_STREAM_SLOTS", "banana", "expert_stream_slots", 5),
+        ({"expert_stream": {"slots": 5}}, "VT_MOE_EXPERT_STREAM_SLOTS", "0", "expert_stream_slots", 5),
+        ({"expert_stream": {"slot_bytes": 5}}, "VT_MOE_EXPERT_STREAM_SLOT_BYTES", "8", "expert_stream_slot_bytes", 8),
+        ({"device_fit": {"weight_budget_bytes": 5}}, "VT_DEVICE_WEIGHT_BUDGET_BYTES", "0", "device_weight_budget_bytes", 0),
+        ({"device_fit": {"weight_budget_bytes": 5}}, "VT_DEVICE_WEIGHT_BUDGET_BYTES", "+9", "device_weight_budget_bytes", 5),
+        ({"placement": {"cpu_moe": True}}, "VT_CPU_MOE", "no", "placement", ()),
+        ({"placement": {"n_cpu_moe": 3}}, "VT_N_CPU_MOE", "0", "placement", ()),
+        ({"placement": {"n_cpu_moe": 1}}, "VT_N_CPU_MOE", "9999", "placement", (Override(rf"blk\.0{CPU_MOE}", "cpu"),)),
+        ({"placement": {"overrides": []}}, "VT_PLACEMENT_OVERRIDES", "a=b=cpu", "placement", ()),
+        (
+            {"placement": {"overrides": []}},
+            "VT_PLACEMENT_OVERRIDES",
+            "a=cpu,b=cpu",
+            "placement",
+            (Override("a", "cpu"), Override("b", "cpu")),
+        ),
+        ({"placement": {"overrides": []}}, "VT_PLACEMENT_OVERRIDES", "a=cpu,b", "placement", ()),
+        ({"placement": {"overrides": []}}, "VT_PLACEMENT_OVERRIDES", "(=cpu", "placement", ()),
+        ({"placement": {"overrides": []}}, "VT_PLACEMENT_OVERRIDES", "a=tpu", "placement", ()),
+        ({"placement": {"fit": True}}, "VT_PLACEMENT_FIT", "0", "placement_fit", False),
+    ],
+)
+def test_environment_over_document(monkeypatch, groups, variable, text, field, value):
+    monkeypatch.setenv(variable, text)
+    assert getattr(install(document(**groups)), field) == value
+
+
+def test_an_override_splits_at_the_first_equals_sign(monkeypatch):
+    monkeypatch.setenv("VT_PLACEMENT_OVERRIDES", "a=cpu")
+    assert resolve().placement == (Override("a", "cpu"),)
+
+
+@pytest.mark.parametrize(("text", "every"), [("0", 0), ("5", 5), ("banana", 16), ("-1", 16)])
+def test_the_interval_of_the_statistics_line(monkeypatch, text, every):
+    monkeypatch.setenv("VT_MOE_EXPERT_STREAM_STATS_EVERY", text)
+    assert resolve().expert_stream_stats_every == every
+
+
+def test_line_one_and_two(monkeypatch, capfd):
+    monkeypatch.setenv("VT_MOE_EXPERT_STREAM", "0")
+    monkeypatch.setenv("VT_MOE_EXPERT_STREAM_SLOTS", "banana")
+    monkeypatch.setenv("VT_GGUF_PREFAULT", "1")
+    for _ in range(2):
+        install(document(mmap={"enabled": True, "prefault": False}, expert_stream={"enabled": True, "slots": 4000}))
+    assert capfd.readouterr().err == (
+        "engine: weight residency (offload_config vllm_cpp): mmap=on prefault=off expert_stream=on expert_stream_slots=4000\n"
+        "engine: weight residency: the environment OVERRIDES the config for VT_GGUF_PREFAULT (prefault), VT_MOE_EXPERT_STREAM (expert_stream)\n"
+    )
+
+
+def test_a_document_without_the_vllm_cpp_half_says_nothing(monkeypatch, capfd):
+    monkeypatch.setenv("VT_GGUF_MMAP", "0")
+    install(parse({"uva": {"cpu_offload_gb": 1}}))
+    install(parse("{}"))
+    assert capfd.readouterr().err == ""
+
+
+def test_line_one_is_what_this_document_asked_for_not_what_was_asked_before(capfd):
+    install(document(mmap={"enabled": False}))
+    capfd.readouterr()
+    install(document(expert_stream={"slots": 3}))
+    assert capfd.readouterr().err == "engine: weight residency (offload_config vllm_cpp): expert_stream_slots=3\n"
+
+
+def test_a_backend_that_disagrees_is_warned_about_once(capfd):
+    for _ in range(2):
+        install(parse({"offload_backend": "uva", "prefetch": {"offload_group_size": 2}}))
+    assert capfd.readouterr().err == (
+        "[vllm.cpp] offload_config: Prefetch offload fields are set but offload_backend='uva'. Prefetch settings will be ignored.\n"
+    )
+
+
+@pytest.mark.parametrize("source", ["document", "variable"])
+def test_a_placement_beside_the_mapping_is_said_whoever_asked(monkeypatch, capfd, source):
+    if source == "variable":
+        monkeypatch.setenv("VT_CPU_MOE", "1")
+    install(document(placement={"cpu_moe": True}) if source == "document" else parse(None))
+    assert "engine: weight residency: a CPU placement is active while the weights are mmap-resident" in capfd.readouterr().err
+    log.forget()
+    monkeypatch.setenv("VT_GGUF_MMAP", "0")
+    install(parse(None))
+    assert "mmap-resident" not in capfd.readouterr().err
+
+
+def test_a_placement_on_a_cpu_engine_places_nothing_and_says_so(capfd):
+    residency = install(document(mmap={"enabled": False}, placement={"cpu_moe": True, "n_cpu_moe": 2}))
+    capfd.readouterr()
+    for _ in range(2):
+        say_placement(residency, "cpu")
+    assert capfd.readouterr().err == (
+        "engine: device placement: 3 override(s) resolve(s) to the engine's own device (cpu), so nothing is placed\n"
+    )
+    say_placement(Residency(placement_fit=True), "cpu")
+    assert "fit has nothing to place" in capfd.readouterr().err
+    say_placement(Residency(), "cpu")
+    assert capfd.readouterr().err == ""
+
+
+def test_streaming_is_refused_by_name_and_the_refused_document_leaves_no_trace(monkeypatch, capfd):
+    with pytest.raises(
+        ModelLoadError, match=r'expert streaming is not built in this version and "vllm_cpp.expert_stream.enabled" turns it on'
+    ):
+        install(document(mmap={"enabled": False}, expert_stream={"enabled": True}))
+    assert capfd.readouterr().err == ""
+    assert install(parse(None)).mmap is True
+    monkeypatch.setenv("VT_MOE_EXPERT_STREAM", "1")
+    with pytest.raises(ModelLoadError, match="VT_MOE_EXPERT_STREAM turns it on"):
+        install(parse(None))
+
+
+def test_expanding_quantized_weights_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv("VT_GGUF_KEEP_QUANT", "0")
+    with pytest.raises(ModelLoadError, match="VT_GGUF_KEEP_QUANT"):
+        install(parse(None))
+    monkeypatch.setenv("VT_GGUF_KEEP_QUANT", "1")
+    install(parse(None))
+
+
+def test_fit_and_a_manual_placement_from_two_sources_are_refused(monkeypatch):
+    install(document(placement={"fit": True}))
+    with pytest.raises(ModelLoadError, match="cannot be combined with a manual placement"):
+        install(document(placement={"cpu_moe": True}))
+    assert installed().cpu_moe is None
+    assert install(document(placement={"cpu_moe": True, "fit": False})).placement
+    monkeypatch.setenv("VT_PLACEMENT_FIT", "1")
+    with pytest.raises(ModelLoadError, match="cannot be combined"):
+        install(parse(None))
+
+
+class TestFreeze:
+    def test_streaming_freezes_with_its_first_use(self):
+        freeze_expert_stream(False)
+        with pytest.raises(ModelLoadError, match=r"expert_stream cannot be changed .*in force: expert_stream=off"):
+            install(document(expert_stream={"enabled": True}))
+        install(document(expert_stream={"enabled": False}))
+        install(document(mmap={"enabled": False, "prefault": False}, device_fit={"weight_budget_bytes": 1}, placement={"cpu_moe": True}))
+        assert resolve().mmap is False
+
+    def test_the_first_use_decides_for_good(self):
+        freeze_expert_stream(False)
+        freeze_expert_stream(True)
+        assert resolve().expert_stream is False
+
+    def test_a_document_that_the_environment_overrules_is_no_change(self, monkeypatch):
+        freeze_expert_stream(False)
+        monkeypatch.setenv("VT_MOE_EXPERT_STREAM", "0")
+        install(document(expert_stream={"enabled": True}))
+        monkeypatch.setenv("VT_MOE_EXPERT_STREAM", "1")
+        with pytest.raises(ModelLoadError, match="expert_stream cannot be changed"):
+            install(document(expert_stream={"enabled": False}))
+
+    def test_the_geometry_freezes_when_the_store_is_built(self, monkeypatch):
+        install(document(expert_stream={"slots": 10}))
+        install(document(expert_stream={"slots": 11}))
+        freeze_geometry(11, 4096)
+        install(document(expert_stream={"slots": 11, "slot_bytes": 4096}))
+        with pytest.raises(ModelLoadError, match=r"expert_stream_slots cannot be changed .*in force: expert_stream_slots=11"):
+            install(document(expert_stream={"slots": 12}))
+        with pytest.raises(ModelLoadError, match=r"expert_stream_slot_bytes cannot be changed .*=4096"):
+            install(document(expert_stream={"slot_bytes": 1}))
+        monkeypatch.setenv("VT_MOE_EXPERT_STREAM_SLOTS", "11")
+        install(document(expert_stream={"slots": 12}))
+        assert (resolve().expert_stream_slots, resolve().expert_stream_slot_bytes) == (11, 4096)
+
+    def test_a_refused_document_changes_nothing(self):
+        freeze_expert_stream(False)
+        with pytest.raises(ModelLoadError):
+            install(document(mmap={"enabled": False}, expert_stream={"enabled": True}))
+        assert resolve().mmap is True
+
+
+def test_documents_installed_by_many_threads_are_all_there():
+    groups = [
+        {"mmap": {"enabled": False}},
+        {"mmap": {"prefault": False}},
+        {"expert_stream": {"slots": 7}},
+        {"expert_stream": {"slot_bytes": 9}},
+        {"device_fit": {"weight_budget_bytes": 3}},
+        {"placement": {"n_cpu_moe": 1}},
+    ]
+    threads = [threading.Thread(target=lambda g=g: [install(document(**g)) for _ in range(50)]) for g in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert installed().described() == (
+        "mmap=off prefault=off expert_stream_slots=7 expert_stream_slot_bytes=9 device_weight_budget_bytes=3 n_cpu_moe=1"
+    )
