@@ -1,0 +1,25 @@
+"""Fixtures every room may use. Puts tests/ on the path, so that tests import `oracle`, `reference` and `tiny_models` by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import oracle  # noqa: E402 (found through the path above)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The path of a recorded case's model, by the case's name; made at first use, once a session."""
+    folder = tmp_path_factory.mktemp("tiny_models")
+
+    def path_of(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        return path if path.exists() else oracle.cases()[name].model().write(path)
+
+    return path_of

@@ -1,0 +1,63 @@
+"""Recordings of llama.cpp, and how far an answer is from them.
+
+Owns the reading of vectors/logits. Must not know how an answer was computed. Feed a recording's own tokens, not your argmax: one flipped
+token spoils every row after it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiny_models import TinyModel, build
+
+LOGITS = Path(__file__).parent / "vectors" / "logits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A tiny model with a recording. `used`: all its encodings have kernels."""
+
+    name: str
+    family: str
+    seed: int
+    size: int
+    dtype: str
+    used: bool
+    encodings: tuple[str, ...]
+    sha256: str
+
+    def model(self) -> TinyModel:
+        return build(self.family, self.seed, self.size, self.dtype)
+
+
+@cache
+def cases() -> dict[str, Case]:
+    """All cases by name."""
+    rows = json.loads((LOGITS / "cases.json").read_text())
+    return {row["name"]: Case(**{**row, "encodings": tuple(row["encodings"])}) for row in rows}
+
+
+def used_cases() -> list[str]:
+    return [name for name, case in cases().items() if case.used]
+
+
+def load(name: str) -> dict[str, Any]:
+    """A case's recording; see vectors/logits/README.md for the arrays. `meta` is parsed."""
+    with np.load(LOGITS / f"{name}.npz") as z:
+        recording: dict[str, Any] = {key: z[key] for key in z.files}
+    recording["meta"] = json.loads(str(recording["meta"]))
+    return recording
+
+
+def compare(recording: dict[str, Any], rows: np.ndarray, key: str = "logits") -> float:
+    """Largest difference over largest recorded logit, between `rows` [n, vocab] and the first n recorded rows of `key`."""
+    want = recording[key][: len(rows)]
+    if rows.shape != want.shape:
+        raise ValueError(f"rows {rows.shape}, recorded {want.shape}")
+    return float(np.abs(rows - want).max() / np.abs(want).max()) if np.isfinite(rows).all() else float("inf")
