@@ -2,9 +2,19 @@
 
 Owns how a step's tokens are cut into tiles, how long contexts are cut into chunks, and the one order of arithmetic: a token's output has the same bits
 whatever else the step computes and on however many threads. Must not know models, nor who owns a block.
+
+For each (token, query head) and each chunk of `chunk_tokens` keys, KV block by KV block: scores, running maximum, weights, weighted sum of values. The
+chunks' results are folded in order. `attention_plan` decides once a step who computes what: a tile of tokens walks through all its chunks and folds
+them itself, or (few tokens, long context) its chunks are shared out and `attention_merge` folds them. Both do the same arithmetic in the same order.
 """
 
 from __future__ import annotations
+
+from vllm_cpp.kernels import jit, simd
+from vllm_cpp.kernels.cpu.fields import field, index, number, set_index
+from vllm_cpp.kernels.cpu.panel import padded_rows, product_f16, product_f32
+from vllm_cpp.kernels.simd import f32, f32x16, i32x16
+from vllm_cpp.kernels.vectors import Value, constant, unrolled
 
 PLAN_FIELDS = (
     "count",  # address of the int64 number of tokens
@@ -35,8 +45,15 @@ ATTENTION_FIELDS = (
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
 TILE_ROWS = 64  # (token, query head) rows that share one pass over a KV block
-ROW_UNIT = 8  # rows are computed up to this many at a time; tiles are padded to it
-_ITEM_WORDS, _MERGE_WORDS, _HEAD_WORDS = 8, 4, 8
+SPLIT_TOKENS = 8  # tiles of at most so many tokens have their chunks shared out
+LANES = 16
+_LOWEST = -1e30  # below any score: what a row without keys starts from
+_HEAD_WORDS, _ITEM_WORDS, _MERGE_WORDS = 8, 8, 4
+
+# Words of a plan: counts, then the items, then the merges.
+_N_ITEMS, _N_MERGES = 0, 1
+_FIRST, _TOKENS, _SEQ, _POSITION, _CHUNK, _CHUNK_STOP, _SLOT, _SLOT_STRIDE = range(_ITEM_WORDS)  # SLOT -1: folded on the spot
+_M_TOKEN, _M_SLOT, _M_CHUNKS = range(3)
 
 
 def tile_tokens(n_heads: int, n_kv_heads: int) -> int:
@@ -53,12 +70,232 @@ def plan_words(max_tokens: int, n_slots: int) -> int:
 
 
 def partial_bytes(n_heads: int, head_dim: int) -> int:
-    """Bytes of one slot: for each head the weighted sum of values, the largest score and the sum of weights."""
-    return 4 * n_heads * ((head_dim + 15) // 16 * 16 + 16)
+    """Bytes of one slot: for each head the weighted sum of values, then largest score and sum of weights, a whole vector wide."""
+    return n_heads * 4 * (_whole(head_dim) + LANES)
 
 
 def scratch_bytes(n_heads: int, n_kv_heads: int, head_dim: int, block_size: int) -> int:
-    """Bytes a thread needs: per row of a tile the query, the scores of a block, two sums of values and 64 bytes of statistics four times."""
-    rows = (tile_tokens(n_heads, n_kv_heads) * (n_heads // n_kv_heads) + ROW_UNIT - 1) // ROW_UNIT * ROW_UNIT
-    row = (head_dim + 15) // 16 * 16
-    return 4 * rows * (3 * row + block_size + 4 * 16)
+    """Bytes a thread needs: for each row of a tile the query, the scores of a block, two sums of values, weights lane by lane and four numbers."""
+    rows = _whole(tile_tokens(n_heads, n_kv_heads) * (n_heads // n_kv_heads))
+    return 4 * rows * (3 * _whole(head_dim) + block_size + LANES + 4)
+
+
+@jit.op
+def attention_plan(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Cut this step's tokens into tiles (runs of one sequence) and list what is to be computed. Thread 0 does it, once a step."""
+    if tid != 0:
+        return
+    n, positions, seqs = field(field(args, _P_COUNT), 0), field(args, _P_POSITIONS), field(args, _P_SEQS)
+    most, chunk_size, n_slots = field(args, _P_TILE_TOKENS), field(args, _P_CHUNK_TOKENS), field(args, _P_N_SLOTS)
+    plan = field(args, _P_PLAN)
+    item = plan + 4 * _HEAD_WORDS
+    merge = item + 4 * _ITEM_WORDS * field(args, _P_MAX_ITEMS)
+    n_items, n_merges, slots, first = 0, 0, 0, 0
+    while first < n:
+        seq, position = index(seqs, first), index(positions, first)
+        tokens = 1
+        while (
+            tokens < most and first + tokens < n
+            and index(seqs, first + tokens) == seq and index(positions, first + tokens) == position + tokens
+        ):  # fmt: skip
+            tokens += 1
+        chunks = (position + tokens - 1) // chunk_size + 1
+        split = chunks > 1 and tokens <= SPLIT_TOKENS and slots + tokens * chunks <= n_slots
+        for part in range(chunks if split else 1):
+            set_index(item, _FIRST, first)
+            set_index(item, _TOKENS, tokens)
+            set_index(item, _SEQ, seq)
+            set_index(item, _POSITION, position)
+            set_index(item, _CHUNK, part)
+            set_index(item, _CHUNK_STOP, part + 1 if split else chunks)
+            set_index(item, _SLOT, slots + part if split else -1)
+            set_index(item, _SLOT_STRIDE, chunks)
+            item += 4 * _ITEM_WORDS
+            n_items += 1
+        if split:
+            for t in range(tokens):
+                set_index(merge, _M_TOKEN, first + t)
+                set_index(merge, _M_SLOT, slots + t * chunks)
+                set_index(merge, _M_CHUNKS, (position + t) // chunk_size + 1)
+                merge += 4 * _MERGE_WORDS
+                n_merges += 1
+            slots += tokens * chunks
+        first += tokens
+    set_index(plan, _N_ITEMS, n_items)
+    set_index(plan, _N_MERGES, n_merges)
+
+
+@unrolled
+def _whole(n: Value) -> Value:
+    """n rounded up to whole vectors."""
+    return (n + (LANES - 1)) & -LANES
+
+
+@unrolled
+def _shown(scores: Value, visible: Value) -> Value:
+    """16 scores, the lowest number where the key is not visible."""
+    return simd.select(constant(i32x16, range(LANES)) < visible, simd.load(f32x16, scores), constant(f32x16, _LOWEST))
+
+
+@unrolled
+def _weights(scores: Value, visible: Value, largest: Value) -> Value:
+    """16 scores made weights exp(score - largest), 0 where the key is not visible; stored, and returned."""
+    weights = simd.select(constant(i32x16, range(LANES)) < visible, simd.exp(simd.load(f32x16, scores) - largest), constant(f32x16, 0))
+    simd.store(scores, weights)
+    return weights
+
+
+@jit.inner
+def _clear(address, n_values):  # type: ignore[no-untyped-def]
+    """n_values (a multiple of 16) f32 zeros."""
+    for i in range(0, n_values, LANES):
+        simd.store(address + 4 * i, simd.zero(f32x16))
+
+
+@jit.inner
+def _fold(sums, largest, weight, total, stats, row):  # type: ignore[no-untyped-def]
+    """Add a chunk's result to what the chunks before it gave: `total` f32[row] and, at `stats`, its largest score and its sum of weights."""
+    before = simd.load(f32, stats)
+    together = simd.maximum(before, largest)
+    keep, take = simd.exp(before - together), simd.exp(largest - together)
+    for i in range(0, row, LANES):
+        kept = simd.load(f32x16, total + 4 * i) * keep
+        simd.store(total + 4 * i, simd.fma(simd.load(f32x16, sums + 4 * i), take, kept))
+    simd.store(stats, together)
+    simd.store(stats + 4, simd.load(f32, stats + 4) * keep + weight * take)
+
+
+@jit.inner
+def _start_total(total, stats, row):  # type: ignore[no-untyped-def]
+    _clear(total, row)
+    simd.store(stats, f32(_LOWEST))
+    simd.store(stats + 4, f32(0))
+
+
+@jit.inner
+def _finish(total, stats, out, head_dim):  # type: ignore[no-untyped-def]
+    """out = total / sum of weights."""
+    weight = simd.load(f32, stats + 4)
+    whole = head_dim & -LANES
+    for i in range(0, whole, LANES):
+        simd.store(out + 4 * i, simd.load(f32x16, total + 4 * i) / weight)
+    for i in range(whole, head_dim):
+        simd.store(out + 4 * i, simd.load(f32, total + 4 * i) / weight)
+
+
+@jit.inner
+def _prefetch(address, n_bytes):  # type: ignore[no-untyped-def]
+    for line in range(address, address + n_bytes, 64):
+        simd.prefetch(line)
+
+
+@jit.inner
+def _attend(args, tid, nth, product, itemsize):  # type: ignore[no-untyped-def]
+    n_heads, n_kv_heads, head_dim, block_size = field(args, _N_HEADS), field(args, _N_KV_HEADS), field(args, _HEAD_DIM), field(args, _BLOCK_SIZE)
+    plan, n_items = field(args, _PLAN), index(field(args, _PLAN), _N_ITEMS)
+    group, row, chunk_blocks = n_heads // n_kv_heads, _whole(head_dim), field(args, _CHUNK_TOKENS) // block_size
+    k_bytes, v_bytes = itemsize * head_dim * block_size, itemsize * block_size * row
+    scale = number(args, _SCALE)
+    # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read the same keys and values.
+    for unit in range(tid, n_items * n_kv_heads, nth):
+        kv_head = unit // n_items
+        item = plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items))
+        first, tokens, position, slot = index(item, _FIRST), index(item, _TOKENS), index(item, _POSITION), index(item, _SLOT)
+        n_rows = tokens * group
+        padded = padded_rows(n_rows)
+        rows = _whole(padded)
+        queries = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
+        scores = queries + 4 * rows * row
+        sums = scores + 4 * rows * block_size
+        totals = sums + 4 * rows * row
+        lane_weights = totals + 4 * rows * row
+        largest = lane_weights + 4 * rows * LANES
+        factors = largest + 4 * rows
+        stats = factors + 4 * rows
+        for r in range(n_rows):
+            source = field(args, _Q) + (first + r // group) * field(args, _Q_STRIDE) + 4 * head_dim * (kv_head * group + r % group)
+            for i in range(head_dim):
+                simd.store(queries + 4 * (r * row + i), simd.load(f32, source + 4 * i) * scale)
+            _start_total(totals + 4 * r * row, stats + 8 * r, row)
+        _clear(queries + 4 * n_rows * row, (padded - n_rows) * row)
+        table = field(args, _BLOCK_TABLES) + index(item, _SEQ) * field(args, _BLOCK_TABLES_STRIDE)
+        last = position + tokens - 1
+        for chunk in range(index(item, _CHUNK), index(item, _CHUNK_STOP)):
+            first_block = chunk * chunk_blocks
+            last_block = min(first_block + chunk_blocks - 1, last // block_size)
+            _clear(lane_weights, rows * LANES)
+            for r in range(0, rows, LANES):
+                simd.store(largest + 4 * r, simd.splat(f32x16, f32(_LOWEST)))
+            for block in range(first_block, last_block + 1):
+                place = index(table, block) * n_kv_heads + kv_head
+                if block < last_block:
+                    ahead = index(table, block + 1) * n_kv_heads + kv_head
+                    _prefetch(field(args, _K_CACHE) + ahead * k_bytes, k_bytes)
+                    _prefetch(field(args, _V_CACHE) + ahead * v_bytes, v_bytes)
+                seen = min(block_size, last + 1 - block * block_size)
+                columns = _whole(seen)
+                product(queries, 4 * row, padded, field(args, _K_CACHE) + place * k_bytes, itemsize * block_size, head_dim, scores, 4 * block_size, columns, 0)
+                for r in range(n_rows):
+                    visible = position + r // group + 1 - block * block_size
+                    before = simd.load(f32, largest + 4 * r)
+                    lanes = simd.splat(f32x16, before)
+                    for i in range(0, columns, LANES):
+                        lanes = simd.maximum(_shown(scores + 4 * (r * block_size + i), visible - i), lanes)
+                    now = simd.hmax(lanes)
+                    simd.store(largest + 4 * r, now)
+                    simd.store(factors + 4 * r, before - now)
+                for r in range(0, rows, LANES):
+                    simd.store(factors + 4 * r, simd.exp(simd.load(f32x16, factors + 4 * r)))
+                for r in range(n_rows):
+                    visible = position + r // group + 1 - block * block_size
+                    now = simd.load(f32, largest + 4 * r)
+                    weights = simd.load(f32x16, lane_weights + 4 * LANES * r) * simd.load(f32, factors + 4 * r)
+                    for i in range(0, columns, LANES):
+                        weights = weights + _weights(scores + 4 * (r * block_size + i), visible - i, now)
+                    simd.store(lane_weights + 4 * LANES * r, weights)
+                started = factors if block > first_block else 0
+                product(scores, 4 * block_size, padded, field(args, _V_CACHE) + place * v_bytes, itemsize * row, seen, sums, 4 * row, row, started)
+            for r in range(n_rows):
+                weight = simd.hsum(simd.load(f32x16, lane_weights + 4 * LANES * r))
+                if slot < 0:
+                    _fold(sums + 4 * r * row, simd.load(f32, largest + 4 * r), weight, totals + 4 * r * row, stats + 8 * r, row)
+                else:
+                    head = kv_head * group + r % group
+                    to = field(args, _PARTIALS) + 4 * (row + LANES) * ((slot + r // group * index(item, _SLOT_STRIDE)) * n_heads + head)
+                    for i in range(0, row, LANES):
+                        simd.store(to + 4 * i, simd.load(f32x16, sums + 4 * (r * row + i)))
+                    simd.store(to + 4 * row, simd.load(f32, largest + 4 * r))
+                    simd.store(to + 4 * row + 4, weight)
+        if slot < 0:
+            for r in range(n_rows):
+                out = field(args, _OUT) + (first + r // group) * field(args, _OUT_STRIDE) + 4 * head_dim * (kv_head * group + r % group)
+                _finish(totals + 4 * r * row, stats + 8 * r, out, head_dim)
+
+
+@jit.op
+def attention_f16(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Attention of every token of the plan over f16 keys and values."""
+    _attend(args, tid, nth, product_f16, 2)
+
+
+@jit.op
+def attention_f32(args, tid, nth):  # type: ignore[no-untyped-def]
+    """The same over f32 keys and values."""
+    _attend(args, tid, nth, product_f32, 4)
+
+
+@jit.op
+def attention_merge(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Fold the chunks of the tokens whose chunks were shared out."""
+    plan, n_heads, head_dim = field(args, _PLAN), field(args, _N_HEADS), field(args, _HEAD_DIM)
+    merges = plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * field(args, _MAX_ITEMS))
+    row = _whole(head_dim)
+    total = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
+    stats = total + 4 * row
+    for unit in range(tid, index(plan, _N_MERGES) * n_heads, nth):
+        merge, head = merges + 4 * _MERGE_WORDS * (unit // n_heads), unit % n_heads
+        _start_total(total, stats, row)
+        for chunk in range(index(merge, _M_CHUNKS)):
+            part = field(args, _PARTIALS) + 4 * (row + LANES) * ((index(merge, _M_SLOT) + chunk) * n_heads + head)
+            _fold(part, simd.load(f32, part + 4 * row), simd.load(f32, part + 4 * row + 4), total, stats, row)
+        _finish(total, stats, field(args, _OUT) + index(merge, _M_TOKEN) * field(args, _OUT_STRIDE) + 4 * head_dim * head, head_dim)

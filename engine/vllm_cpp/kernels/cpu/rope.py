@@ -6,6 +6,8 @@ k and v in their KV blocks. Must not know architectures: which layout and which 
 
 from __future__ import annotations
 
+import numpy as np
+
 # Which values of a head form a pair (`layout`).
 NEOX = 0  # i and i + rot / 2
 NEIGHBOURS = 1  # 2i and 2i + 1
@@ -35,3 +37,41 @@ ROPE_STORE_FIELDS = (
 )  # fmt: skip
 (_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE, _Q_NORM, _K_NORM, _EPS,
  _K_CACHE, _V_CACHE, _BLOCK_SIZE, _POSITIONS, _SEQS, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
+
+
+def rope_frequencies(
+    rot: int,
+    base: float,
+    *,
+    scaling: str = "none",
+    factor: float = 1.0,
+    original_context: int = 0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attn_factor: float = 1.0,
+    divisors: np.ndarray | None = None,
+) -> tuple[np.ndarray, float]:
+    """Angle per position of each pair, f64[rot / 2], and what cosine and sine are multiplied by.
+
+    Pair i turns by `base ** (-2i / rot)` a position, divided by `divisors[i]` where the file has rope factors. "linear" divides every angle by `factor`
+    (position interpolation, Chen et al. 2023). "yarn" (Peng et al. 2023, as ggml computes it) divides the slow pairs only: pairs that turn less than
+    `beta_slow` times over the original context by `factor`, those that turn more than `beta_fast` times not at all, a ramp between; and multiplies
+    cosine and sine by `1 + 0.1 ln(factor)`.
+    """
+    pair = np.arange(rot // 2, dtype=np.float64)
+    angles = base ** (-2.0 * pair / rot)
+    if divisors is not None:
+        angles = angles / np.asarray(divisors, np.float64)
+    if scaling == "none":
+        return angles, attn_factor
+    if scaling == "linear":
+        return angles / factor, attn_factor
+    if scaling != "yarn":
+        raise ValueError(f"rope scaling is {scaling!r}, it must be none, linear or yarn")
+
+    def pair_turning(times: float) -> float:
+        return rot * np.log(original_context / (times * 2 * np.pi)) / (2 * np.log(base))
+
+    low, high = max(0.0, np.floor(pair_turning(beta_fast))), min(rot - 1.0, np.ceil(pair_turning(beta_slow)))
+    kept = 1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)
+    return angles / factor * (1 - kept) + angles * kept, attn_factor * float(1 + 0.1 * np.log(factor))

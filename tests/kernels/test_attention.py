@@ -1,0 +1,135 @@
+"""Attention over the paged cache: right to 1e-5 of the largest value, and the same bits however a prompt is cut into steps, tiles, chunks and threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels.paged import MAX_TOKENS, Paged, address, run
+from tests.reference import ops
+from vllm_cpp.kernels.buffers import aligned_zeros
+from vllm_cpp.kernels.cpu import attention
+from vllm_cpp.kernels.cpu.kv_cache import KvLayout
+from vllm_cpp.kernels.records import pack
+
+OPS = {"f16": attention.attention_f16, "f32": attention.attention_f32}
+
+
+class Attention:
+    """Random queries, keys and values of some sequences, and the operations set up over them."""
+
+    def __init__(self, contexts, heads, kv_heads, d, block_size=32, dtype="f16", n_slots=64, max_threads=5, seed=1):
+        rng = np.random.default_rng(seed)
+        self.contexts, self.scale, self.dtype = contexts, d**-0.5, dtype
+        self.paged = Paged(KvLayout(kv_heads, d, block_size, dtype), contexts, rng)
+        self.queries = [rng.standard_normal((n, heads, d)).astype(np.float32) * 2 for n in contexts]
+        for seq, n in enumerate(contexts):
+            for position in range(n):
+                self.paged.write(seq, position, rng.standard_normal((kv_heads, d)) * 1.5, rng.standard_normal((kv_heads, d)))
+        self.q = aligned_zeros((MAX_TOKENS, heads + 1, d), np.float32)  # rows wider than the heads: strides count
+        self.out = aligned_zeros((MAX_TOKENS, heads, d), np.float32)
+        max_items, chunk_tokens = MAX_TOKENS + n_slots, attention.chunk_tokens(block_size)
+        self.plan = aligned_zeros(attention.plan_words(MAX_TOKENS, n_slots), np.int32)
+        self.partials = aligned_zeros(n_slots * attention.partial_bytes(heads, d), np.uint8)
+        stride = attention.scratch_bytes(heads, kv_heads, d, block_size)
+        self.scratch = aligned_zeros(stride * max_threads, np.uint8)
+        self.plan_record = pack(
+            attention.PLAN_FIELDS,
+            count=address(self.paged.count), positions=address(self.paged.positions), seqs=address(self.paged.seqs),
+            tile_tokens=attention.tile_tokens(heads, kv_heads), chunk_tokens=chunk_tokens, n_slots=n_slots, plan=address(self.plan), max_items=max_items,
+        )  # fmt: skip
+        self.record = pack(
+            attention.ATTENTION_FIELDS,
+            plan=address(self.plan), max_items=max_items, q=address(self.q), q_stride=self.q.strides[0], out=address(self.out),
+            out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale), chunk_tokens=chunk_tokens,
+            partials=address(self.partials), scratch=address(self.scratch), scratch_stride=stride, **self.paged.fields(),
+        )  # fmt: skip
+
+    def step(self, tokens, nth=1):
+        """Outputs [tokens, heads, d] of tokens given as (sequence, position)."""
+        self.paged.step(tokens)
+        for row, (seq, position) in enumerate(tokens):
+            self.q[row, :-1] = self.queries[seq][position]
+        self.out[:] = np.nan
+        self.scratch[:] = 0xFF  # not-a-numbers: whatever is not written first shows
+        run([attention.attention_plan], self.plan_record, nth)
+        run([OPS[self.dtype], attention.attention_merge], self.record, nth)
+        assert np.isnan(self.out[len(tokens) :]).all()
+        return self.out[: len(tokens)].copy()
+
+    def in_steps(self, cuts, seq=0, nth=1):
+        """A whole prompt, `cuts` tokens at a time (the last cut again and again)."""
+        n, outs, start = self.contexts[seq], [], 0
+        while start < n:
+            stop = min(n, start + cuts[min(len(outs), len(cuts) - 1)])
+            outs.append(self.step([(seq, p) for p in range(start, stop)], nth))
+            start = stop
+        return np.concatenate(outs)
+
+    def expected(self, seq, positions):
+        k, v = self.paged.read(seq, self.contexts[seq])
+        return ops.attention(self.queries[seq][positions], k, v, positions, self.scale)
+
+
+def close(found, expected):
+    return np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "block_size", "dtype"),
+    [(9, 3, 64, 32, "f16"), (4, 4, 32, 16, "f16"), (8, 1, 128, 32, "f16"), (10, 2, 96, 48, "f16"), (6, 2, 40, 16, "f16"), (7, 7, 8, 64, "f16"), (14, 2, 64, 32, "f32")],
+)
+def test_agrees_with_plain_softmax(heads, kv_heads, d, block_size, dtype):
+    a = Attention([70, 5, 33], heads, kv_heads, d, block_size, dtype)
+    # a chunk of one prompt, the whole of another and one token of a third, in one step
+    tokens = [(0, p) for p in range(19, 70)] + [(1, p) for p in range(5)] + [(2, 32)]
+    out = a.step(tokens, nth=2)
+    expected = np.concatenate([a.expected(0, np.arange(19, 70)), a.expected(1, np.arange(5)), a.expected(2, np.array([32]))])
+    assert close(out, expected)
+
+
+def test_long_context_in_shared_chunks():
+    a = Attention([1300, 700], heads=4, kv_heads=2, d=16)
+    out = a.step([(0, 1299), (1, 699), (1, 3)], nth=3)
+    assert a.plan[1] == 2  # two tokens have more than one chunk: they were folded by attention_merge
+    assert close(out, np.concatenate([a.expected(0, np.array([1299])), a.expected(1, np.array([699, 3]))]))
+
+
+def same(found, expected):
+    """Equal bits; zeros of either sign are told apart too."""
+    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d", "block_size", "dtype"), [(9, 3, 64, 32, "f16"), (6, 2, 40, 16, "f16"), (14, 2, 64, 32, "f32")])
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(heads, kv_heads, d, block_size, dtype):
+    a = Attention([150], heads, kv_heads, d, block_size, dtype)
+    one_by_one = a.in_steps([1])
+    assert same(a.in_steps([150]), one_by_one)
+    rng = np.random.default_rng(7)
+    for nth in (2, 3, 5):
+        assert same(a.in_steps(rng.integers(1, 70, 40).tolist(), nth=nth), one_by_one)
+
+
+def test_bits_do_not_depend_on_sharing_chunks_out():
+    shared = Attention([1100], heads=4, kv_heads=2, d=16)
+    alone = Attention([1100], heads=4, kv_heads=2, d=16, n_slots=0)
+    expected = alone.in_steps([200])
+    assert alone.plan[1] == 0
+    for cuts, nth in (([1], 1), ([7], 3), ([3, 8, 5], 5)):
+        assert same(shared.in_steps([200] * 5 + cuts, nth=nth)[1000:], expected[1000:])
+        assert shared.plan[1] > 0
+
+
+def test_bits_do_not_depend_on_the_other_sequences():
+    a = Attention([300, 300, 40], heads=8, kv_heads=2, d=32)
+    alone = a.step([(1, p) for p in range(230, 300)])
+    together = a.step([(0, 299)] + [(1, p) for p in range(230, 300)] + [(2, p) for p in range(40)], nth=2)
+    assert same(together[1:71], alone)
+
+
+def test_a_step_without_tokens_does_nothing():
+    a = Attention([10], heads=2, kv_heads=1, d=16)
+    a.paged.count[0] = 0
+    run([attention.attention_plan], a.plan_record)
+    run([attention.attention_f16, attention.attention_merge], a.record)
+    assert not a.out.any()
