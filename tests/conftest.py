@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import oracle  # noqa: E402 (found through the path above)
+import oracle
 
 
 @pytest.fixture(scope="session")
