@@ -6,7 +6,7 @@ Owns both look-ups. Must not know encodings: the table's rows are decoded by the
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.matmul import field
+from vllm_cpp.kernels.cpu.fields import field
 from vllm_cpp.kernels.simd import f32, i32, i64, load, store
 
 EMBED_FIELDS = (

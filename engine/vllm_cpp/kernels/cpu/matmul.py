@@ -7,6 +7,7 @@ kernels by address (see `encodings/`), which give the same bits for the same pai
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.fields import field, share
 from vllm_cpp.kernels.simd import f32, i64, load, store
 
 FIELDS = (
@@ -34,18 +35,6 @@ SPLIT_ROWS = 16
 def scratch_bytes(max_count: int, tile_scratch_bytes: int) -> int:
     """Bytes a thread needs: two address tables int64[max_count], the tile kernel's own, and f32[max_count, BLOCK_ROWS] of sums."""
     return 16 * max_count + tile_scratch_bytes + 4 * BLOCK_ROWS * max_count + 192
-
-
-@jit.inner
-def field(args, i):  # type: ignore[no-untyped-def]
-    return load(i64, args + 8 * i)
-
-
-@jit.inner
-def share(n, unit, tid, nth):  # type: ignore[no-untyped-def]
-    """Where thread `tid`'s share of n rows starts (and thread tid - 1's ends): whole units, the rest to the last."""
-    units = (n + unit - 1) // unit
-    return min(n, units * tid // nth * unit)
 
 
 @jit.inner

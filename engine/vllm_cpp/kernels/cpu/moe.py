@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.elementwise import swiglu_span
-from vllm_cpp.kernels.cpu.matmul import SPLIT_ROWS, field, product, share
+from vllm_cpp.kernels.cpu.fields import field, share
+from vllm_cpp.kernels.cpu.matmul import SPLIT_ROWS, product
 from vllm_cpp.kernels.simd import f32, i32, i64, load, store
 
 # A tower's record: where the slices of one projection of one layer stand.

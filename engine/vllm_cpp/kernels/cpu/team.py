@@ -22,7 +22,7 @@ from vllm_cpp.kernels.simd import i64, load, store
 # The control record, int64s a cache line (8 words) apart so that spinning on one does not slow writes to another.
 _GENERATION, _ARRIVED, _BARRIER, _TABLE, _COUNT, _STOP, _ASLEEP = 0, 8, 16, 24, 25, 26, 32
 
-_SPINS_BEFORE_YIELD = 2000
+_SPINS_BEFORE_YIELD = 200  # some microseconds: the next thread is late because it computes, or because it lacks a core
 _SPINS_BEFORE_SLEEP = 4000  # yields; about a millisecond or two of waiting for the next job before a worker sleeps
 
 
