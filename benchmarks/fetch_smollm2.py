@@ -42,7 +42,7 @@ def dense(models: Path = MODELS) -> Path:
 
 
 def moe(models: Path = MODELS) -> Path:
-    """Path of the 16-expert model, making it (a few seconds, 0.9 GB) if it is not there yet."""
+    """Path of the 16-expert model, making it (a few seconds, 0.85 GB) if it is not there yet."""
     path = models / MOE
     if not path.exists():
         make_moe.make(dense(models), path, experts=EXPERTS, top_k=TOP_K, seed=SEED)

@@ -8,65 +8,46 @@ the dense model is the oracle for any number of experts. Must not know where the
 
     python -m benchmarks.make_moe dense.gguf moe.gguf --experts 16 --top-k 4
 
-From SmolLM2-135M in Q4_1 an expert is three slices of 552,960 bytes in each of 30 layers, 50 MB: 16 experts make 0.9 GB, 512 make 25 GB.
+From SmolLM2-135M in Q4_1 an expert is three slices of 552,960 bytes in each of 30 layers, 50 MB: 16 experts make 0.85 GB, 512 make 25 GB.
 """
 
 from __future__ import annotations
 
 import argparse
-import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
+from benchmarks.gguf_out import Plan, kept, key_values, text, u32, write
 from vllm_cpp.gguf_file import GGUFModel, open_model
-from vllm_cpp.gguf_file.values import ARRAY, STRING, UINT32
 
 PROJECTIONS = ("ffn_gate", "ffn_up", "ffn_down")
 ROUTER_SPREAD = 4.0  # of the logits of a normalized hidden state: far enough apart that no choice of experts hangs on a rounding
 F32_ID = 0
-DEFAULT_ALIGNMENT = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One tensor of the new file: dims in GGUF order (fastest first), and its bytes, made when they are written so memory stays small."""
-
-    name: str
-    dims: tuple[int, ...]
-    encoding_id: int
-    n_bytes: int
-    parts: Callable[[], Iterator[np.ndarray]]
 
 
 def make(dense: Path, out: Path, *, experts: int = 16, top_k: int = 4, seed: int = 0, skew: float = 0.0) -> None:
     """Write `out`. The same arguments give the same bytes. `skew` > 0 makes some experts hotter than others.
 
-    Raises ValueError for a model this construction does not fit.
+    Raises ValueError for a model that this construction does not fit.
     """
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k is {top_k}, expected 1 to the number of experts ({experts})")
     with open_model(dense) as model:
         if model.architecture != "llama" or "blk.0.ffn_up.weight" not in model.tensors:
-            raise ValueError(f"{dense}: architecture '{model.architecture}', expected a dense 'llama' model")
-        plans = [*_kept(model), *_experts(model, experts, top_k, seed, skew)]
-        partial = out.with_name(out.name + ".partial")  # a maker that was interrupted must not leave a model behind
-        with partial.open("wb") as file:
-            _write(file, model, _key_values(model, experts, top_k), plans)
-        partial.replace(out)
+            raise ValueError(f"{dense}: architecture '{model.architecture}', {len(model.tensors)} tensors; expected a dense 'llama' model")
+        rest = [kept(model, name) for name in model.tensors if name.split(".")[-2] not in PROJECTIONS]
+        write(out, _key_values(model, experts, top_k), [*rest, *_experts(model, experts, seed, skew)])
 
 
-def _kept(model: GGUFModel) -> Iterator[Plan]:
-    """Every tensor but the dense feed-forward blocks, as it stands."""
-    for info in model.tensors.values():
-        if info.name.split(".")[-2] not in PROJECTIONS:
-            yield Plan(info.name, info.shape[::-1], info.encoding.ggml_id, info.n_bytes, lambda name=info.name: iter([model.bytes_of(name)]))
+def _key_values(model: GGUFModel, experts: int, top_k: int) -> list[bytes]:
+    name = f"{model.kv.get('general.name', 'model')} upcycled to {experts} experts"
+    counts = [u32("llama.expert_count", experts), u32("llama.expert_used_count", top_k)]
+    return [*key_values(model, skip=("general.name", "general.size_label")), text("general.name", name), *counts]
 
 
-def _experts(model: GGUFModel, experts: int, top_k: int, seed: int, skew: float) -> Iterator[Plan]:
+def _experts(model: GGUFModel, experts: int, seed: int, skew: float) -> Iterator[Plan]:
     """A router and three towers per layer."""
     rng = np.random.default_rng(seed)
     n_embd = model.get_u32("llama.embedding_length")
@@ -78,12 +59,12 @@ def _experts(model: GGUFModel, experts: int, top_k: int, seed: int, skew: float)
         if skew:  # most hidden states share a direction; a constant along it shifts an expert's mean score
             router += rng.normal(0, skew / n_embd**0.5, (experts, 1))
         router = router.astype("<f4")
-        yield Plan(f"blk.{layer}.ffn_gate_inp.weight", router.shape[::-1], F32_ID, router.nbytes, lambda router=router: iter([router]))
+        yield Plan(f"blk.{layer}.ffn_gate_inp.weight", router.shape, F32_ID, router.nbytes, lambda router=router: iter([router]))
         for projection in PROJECTIONS:
             info = model.tensors[f"blk.{layer}.{projection}.weight"]
             yield Plan(
                 f"blk.{layer}.{projection}_exps.weight",
-                (*info.shape[::-1], experts),
+                (experts, *info.shape),
                 info.encoding.ggml_id,
                 experts * info.n_bytes,
                 lambda name=info.name, orders=orders: _tower(model, name, orders),
@@ -99,45 +80,6 @@ def _tower(model: GGUFModel, name: str, orders: np.ndarray) -> Iterator[np.ndarr
             yield rows.reshape(len(rows), len(order), -1)[:, order]
         else:  # hidden units are the rows: permute them in runs of one block's length
             yield rows.reshape(len(order), -1)[order]
-
-
-def _key_values(model: GGUFModel, experts: int, top_k: int) -> list[bytes]:
-    """The dense model's keys, byte for byte, with the new name and the two counts of experts."""
-    file = model.shards[0]
-    name = f"{model.kv.get('general.name', 'model')} upcycled to {experts} experts"
-    rows = []
-    for key in model.kv:
-        entry = model.kv.entry(key)
-        if key in ("general.name", "general.size_label"):
-            continue
-        kind = struct.pack("<I", entry.tid) if entry.count < 0 else struct.pack("<IIQ", ARRAY, entry.tid, entry.count)
-        rows.append(_string(key) + kind + file.bytes_at(entry.start, entry.end - entry.start).tobytes())
-    rows.append(_string("general.name") + struct.pack("<I", STRING) + _string(name))
-    rows.append(_string("llama.expert_count") + struct.pack("<II", UINT32, experts))
-    rows.append(_string("llama.expert_used_count") + struct.pack("<II", UINT32, top_k))
-    return rows
-
-
-def _write(file: BinaryIO, model: GGUFModel, key_values: list[bytes], plans: list[Plan]) -> None:
-    alignment = model.get_u32("general.alignment", DEFAULT_ALIGNMENT)
-    file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(plans), len(key_values)) + b"".join(key_values))
-    offset = 0
-    for plan in plans:
-        file.write(_string(plan.name) + struct.pack(f"<I{len(plan.dims)}QIQ", len(plan.dims), *plan.dims, plan.encoding_id, offset))
-        offset += plan.n_bytes + -plan.n_bytes % alignment
-    for plan in plans:
-        file.write(bytes(-file.tell() % alignment))
-        start = file.tell()
-        for part in plan.parts():
-            file.write(np.ascontiguousarray(part).data)
-        if file.tell() - start != plan.n_bytes:
-            raise ValueError(f"tensor '{plan.name}' came to {file.tell() - start} bytes, its entry says {plan.n_bytes}")
-    file.write(bytes(-file.tell() % alignment))
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
 
 
 def main() -> None:
