@@ -1,4 +1,5 @@
-"""Fixtures every room may use. Puts tests/ on the path, so that tests import `oracle`, `reference` and `tiny_models` by name."""
+"""Fixtures every room may use. Puts tests/ and the root on the path, so that tests import `oracle`, `reference`, `tiny_models` and
+`benchmarks` by name."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import oracle
