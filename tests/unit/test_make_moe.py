@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from tiny_models import build
 
 from benchmarks import fetch_smollm2, make_moe
+from tiny_models import build
 from vllm_cpp.gguf_file import GGUFModel, open_model
 
 
