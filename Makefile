@@ -1,0 +1,87 @@
+# What a person types. `make demo` shows the library at work on a real model, `make test` checks it; `make help` lists the rest.
+# Everything lands in .venv/, .models/ and build/. A step is done again only when something it is made from has changed.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+MOE := .models/smollm2-moe-16x.gguf
+PROMPT := The capital of France is
+# pytest arguments, as in: make test ARGS="tests/unit -x"
+ARGS ?=
+# a peer for `make bench`, as in: make bench PEER=path/to/llama-bench
+PEER ?=
+SOURCES := pyproject.toml setup.py $(shell find engine capi include -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.in' -o -name '*.map')
+TIMEFORMAT := (%1R s)
+export TIMEFORMAT
+
+.PHONY: help check demo test lint format bench clean distclean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+check: # what must be on the machine already, and how to get it
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "$(PYTHON) is missing or older than 3.11: apt-get install python3 python3-venv python3-dev, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments: apt-get install python3-venv" >&2; exit 1; }
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
+	  echo "the headers of $(PYTHON) are missing: apt-get install python3-dev" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "no C compiler: apt-get install gcc libc6-dev" >&2; exit 1; }
+	@command -v pkg-config >/dev/null || { echo "no pkg-config: apt-get install pkg-config" >&2; exit 1; }
+
+.venv/.made: requirements/dev.txt
+	@$(MAKE) check
+	@echo "== a virtual environment in .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/dev.txt
+	@touch $@
+
+.venv/.installed: .venv/.made $(SOURCES)
+	@echo "== the library"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	@touch $@
+
+$(MOE): benchmarks/fetch_smollm2.py benchmarks/make_moe.py benchmarks/gguf_out.py | .venv/.installed
+	@echo "== SmolLM2-135M-Instruct, and a mixture of 16 experts made from it"
+	@rm -f $@
+	@$(BIN)/python -m benchmarks.fetch_smollm2
+	@touch $@
+
+build/complete: examples_c/complete.c .venv/.installed
+	@mkdir -p build
+	@echo "== a C program, linked to the installed library"
+	PKG_CONFIG_PATH="$$($(BIN)/vllm-config --pkgconfigdir)" && export PKG_CONFIG_PATH && \
+	cc -std=c11 -Wall -Wextra $< $$(pkg-config --cflags --libs vllm) -o $@
+
+demo: .venv/.installed $(MOE) build/complete ## a real mixture of experts completes a sentence: from C, the shell and Python
+	@echo; echo "== C: build/complete $(MOE) \"$(PROMPT)\""
+	@time build/complete $(MOE) "$(PROMPT)"
+	@echo; echo "== the shell: vllm-cli --model $(MOE) --prompt \"$(PROMPT)\" --max-tokens 16 --temperature 0"
+	@time $(BIN)/vllm-cli --model $(MOE) --prompt "$(PROMPT)" --max-tokens 16 --temperature 0
+	@echo; echo "== Python: vllm_cpp.load(\"$(MOE)\")"
+	@time $(BIN)/python -m benchmarks.hello $(MOE) "$(PROMPT)"
+
+test: .venv/.installed $(MOE) ## all tests, against the installed library
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.installed ## ruff, and the floors of the house
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@PYTHONPATH=engine:capi $(BIN)/lint-imports
+
+format: .venv/.made ## let ruff put the sources in shape
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: .venv/.installed $(MOE) ## tokens per second, beside llama.cpp with PEER=path/to/llama-bench
+	@$(BIN)/python -m benchmarks.decode $(MOE) $(if $(PEER),--peer $(PEER))
+
+clean: ## remove what was built; .venv and .models stay
+	rm -rf build dist *.egg-info capi/vllm_capi/lib capi/vllm_capi/include .venv/.installed
+
+distclean: clean ## remove the environment and the models too
+	rm -rf .venv .models
