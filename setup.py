@@ -10,9 +10,8 @@ import os
 import shutil
 import sys
 import sysconfig
-from pathlib import Path
-
 from distutils.command.install_data import install_data  # setuptools' own copy; it has no other name
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext

@@ -1,3 +1,229 @@
+"""The bridge: the functions that the C door calls, over the engine that Python callers use.
+
+Owns the body of each call in c/calls.h, and the rule that nothing leaves it but a status: an exception becomes a status and this thread's
+error text. Must not compute anything, and must not import what is heavy before the first engine is loaded: cheap questions stay cheap.
+"""
+
 from __future__ import annotations
-def bind(ffi, lib):
-    pass
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_capi.handles import HandleTable
+from vllm_capi.params import StructReader
+from vllm_capi.porters import Porters
+from vllm_capi.streams import RequestHandle, Stream
+from vllm_cpp.errors import GenerationError, InternalError, VllmError
+
+if TYPE_CHECKING:
+    from vllm_cpp.config.engine import EngineParams
+    from vllm_cpp.core import Engine
+    from vllm_cpp.request import Completion, Request
+
+# Python's own default is the host's ulimit, which may be anything; a compiler runs on these threads.
+_STACK_BYTES = 16 << 20
+
+
+def status_and_text(error: BaseException) -> tuple[int, str]:
+    """What a C caller is told of an exception."""
+    cause = error.__cause__ if isinstance(error, InternalError) else error
+    if isinstance(cause, ImportError):  # a broken installation, wherever it came to light
+        return GenerationError.status, f"the Python side is broken: {type(cause).__name__}: {cause}; install vllm-cpp again"
+    if isinstance(error, VllmError):
+        return error.status, str(error)
+    if isinstance(error, MemoryError):
+        return GenerationError.status, "out of memory"
+    return InternalError.status, f"{type(error).__name__}: {error}; please report it"
+
+
+def build_engine(params: EngineParams) -> Engine:
+    from vllm_cpp import api
+
+    return api.build_engine(params)
+
+
+class Bridge:
+    """One process's engines, streams and requests. `build` makes an engine of parameters."""
+
+    def __init__(self, ffi: Any, lib: Any, build: Callable[[EngineParams], Engine] = build_engine) -> None:
+        self.ffi = ffi
+        self.lib = lib
+        self.build = build
+        self.handles = HandleTable()
+        self.porters = Porters()
+        self.read = StructReader(ffi)
+
+    # what C gets
+
+    def copy(self, text: str) -> Any:
+        """The text in memory that C frees. A U+0000 would end it early."""
+        data = text.replace("\0", "\ufffd").encode("utf-8", "replace")
+        pointer = self.lib.vllmpy_copy(data, len(data))
+        if not pointer:
+            raise MemoryError
+        return pointer
+
+    def fill(self, out: Any, completion: Completion) -> None:
+        out.text = self.copy(completion.text)
+        out.finish_reason = self.lib.vllmpy_finish_reason(completion.finish_reason.encode())
+        out.prompt_tokens = completion.prompt_tokens
+        out.completion_tokens = completion.completion_tokens
+
+    def engine(self, handle: int) -> Engine:
+        engine: Engine = self.handles.get(handle, "engine")
+        return engine
+
+    # engines
+
+    def engine_load(self, c_params: Any, out: Any) -> None:
+        out[0] = self.handles.add("engine", self.porters.run(self.build, self.read.engine_params(c_params)))
+
+    def engine_free(self, handle: int) -> None:
+        engine = self.handles.pop(handle, "engine")
+        if engine is None:
+            return
+        if engine.is_step_thread(threading.current_thread()):
+            engine.close()  # from a logits processor: only asks, and a porter would wait for the thread we hold up
+        else:
+            self.porters.run(engine.close)
+
+    def engine_check(self, handle: int) -> None:
+        self.engine(handle)
+
+    # blocking answers
+
+    def submit(self, handle: int, prompt: str | list[int], c_params: Any) -> Request:
+        request: Request = self.porters.run(self.engine(handle).submit, prompt, self.read.sampling_params(c_params))
+        return request
+
+    def complete(self, handle: int, prompt: Any, c_params: Any, out: Any) -> None:
+        self.fill(out, self.submit(handle, self.read.text("prompt", prompt), c_params).wait())
+
+    def complete_tokens(
+        self, handle: int, prompt: Any, n_prompt: int, c_params: Any, out_tokens: Any, max_out: int, n_out: Any, out: Any
+    ) -> None:
+        completion = self.submit(handle, self.ffi.unpack(prompt, n_prompt), c_params).wait()
+        if out:
+            self.fill(out, completion)
+        reported = completion.token_ids[:max_out]
+        if reported:
+            out_tokens[0 : len(reported)] = reported
+        n_out[0] = len(reported)
+
+    def chat(self, handle: int, document: Any, out: Any) -> None:
+        engine, request = self.engine(handle), self.read.text("request_json", document)
+        out[0] = self.copy(self.porters.run(_chat, engine, request))
+
+    # streams
+
+    def stream_open(self, handle: int, prompt: Any, c_params: Any, out: Any) -> None:
+        out[0] = self.handles.add("stream", self.open_text(Stream(), handle, prompt, c_params))
+
+    def open_text(self, stream: Stream, handle: int, prompt: Any, c_params: Any) -> Stream:
+        engine = self.engine(handle)
+        self.porters.run(stream.open_text, engine, self.read.text("prompt", prompt), self.read.sampling_params(c_params))
+        return stream
+
+    def chat_stream_open(self, handle: int, document: Any, out: Any) -> None:
+        stream = Stream()
+        self.porters.run(stream.open_chat, self.engine(handle), self.read.text("request_json", document), self.porters.start)
+        out[0] = self.handles.add("stream", stream)
+
+    def stream_next(self, handle: int, delta: Any, finished: Any) -> None:
+        text, finished[0] = self.handles.get(handle, "stream", "request").next()
+        delta[0] = self.copy(text)
+
+    def stream_close(self, handle: int) -> None:
+        stream = self.handles.pop(handle, "stream")
+        if stream is not None:
+            stream.cancel()
+
+    # requests
+
+    def request(self, handle: int) -> RequestHandle:
+        request: RequestHandle = self.handles.get(handle, "request")
+        return request
+
+    def request_open(self, handle: int, prompt: Any, c_params: Any, out: Any) -> None:
+        out[0] = self.handles.add("request", self.open_text(RequestHandle(), handle, prompt, c_params))
+
+    def request_delivered(self, handle: int) -> None:
+        self.request(handle).delivered()
+
+    def request_cancel(self, handle: int) -> None:
+        self.request(handle).cancel()
+
+    def request_wait(self, handle: int) -> None:
+        self.request(handle).wait()
+
+    def request_done(self, handle: int, out: Any) -> None:
+        out[0] = self.request(handle).done
+
+    def request_error(self, handle: int, out: Any) -> None:
+        request = self.request(handle)
+        if request.done and request.failure is not None:
+            if request.error_text is None:
+                text = status_and_text(request.failure)[1]
+                request.error_text = self.ffi.new("char[]", text.replace("\0", "\ufffd").encode("utf-8", "replace"))
+            out[0] = request.error_text
+
+    def request_free(self, handle: int) -> None:
+        self.handles.pop(handle, "request")
+
+
+def _chat(engine: Engine, document: str) -> str:
+    import json
+
+    from vllm_cpp.openai import chat
+
+    return json.dumps(chat.complete(engine, document), ensure_ascii=False)
+
+
+def _entry(bridge: Bridge, function: Callable[..., None]) -> Callable[..., int]:
+    @functools.wraps(function)
+    def call(*arguments: Any) -> int:
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: nothing crosses into C
+            status, text = status_and_text(error)
+            bridge.lib.vllmpy_set_error(text.encode("utf-8", "replace"))
+            return status
+        return 0
+
+    return call
+
+
+def bind(ffi: Any, lib: Any, build: Callable[[EngineParams], Engine] = build_engine) -> None:
+    """Gives C its functions. Runs once, on Python's main thread when libvllm started it."""
+    if lib.vllmpy_owns_interpreter():
+        threading.stack_size(_STACK_BYTES)
+    bridge = Bridge(ffi, lib, build)
+    prefix = "vllmpy_"
+    for name in CALLS:
+        # The second net: what cffi itself cannot convert, which `call` never sees, is a status as well, and prints nothing.
+        ffi.def_extern(name=prefix + name, error=InternalError.status, onerror=lambda *_: InternalError.status)(
+            _entry(bridge, getattr(bridge, name))
+        )
+
+
+CALLS = (
+    "engine_load",
+    "engine_free",
+    "engine_check",
+    "complete",
+    "complete_tokens",
+    "chat",
+    "stream_open",
+    "chat_stream_open",
+    "stream_next",
+    "stream_close",
+    "request_open",
+    "request_delivered",
+    "request_cancel",
+    "request_wait",
+    "request_done",
+    "request_error",
+    "request_free",
+)

@@ -75,7 +75,8 @@ def write_forwarder_source(path: Path, header: str) -> None:
     definitions are never called.
     """
     lines = ["/* Written by the build: names only, for the dynamic linker takes the functions from libvllm.so.0. */"]
-    lines += [f"void {name}(void) {{ __builtin_trap(); }}" for name in exports(header)]
+    visible = '__attribute__((visibility("default")))'
+    lines += [f"{visible} void {name}(void) {{ __builtin_trap(); }}" for name in exports(header)]
     path.write_text("\n".join(lines) + "\n")
 
 

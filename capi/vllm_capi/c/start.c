@@ -82,6 +82,16 @@ static int fits(const char* python) {
   return is_executable(python) && is_directory(library);
 }
 
+/* <prefix>/bin/pythonX.Y for a library below <prefix>/lib/pythonX.Y/site-packages; an editable install lies somewhere else. */
+static int find_own(char* prefix) {
+  prefix[0] = 0;
+  const char* folder = strrchr(site, '/');
+  if (!folder || (strcmp(folder, "/site-packages") && strcmp(folder, "/dist-packages"))) return 0;
+  snprintf(prefix, PATH_MAX, "%s", site);
+  for (int i = 0; i < 3; i++) parent(prefix);
+  return (size_t)snprintf(executable, sizeof executable, "%s/bin/python" DOOR_PYTHON, prefix) < sizeof executable && fits(executable);
+}
+
 static int find_executable(void) {
   const char* named = getenv("VLLM_PYTHON");
   if (named && *named) {
@@ -93,13 +103,11 @@ static int find_executable(void) {
     return -1;
   }
   char prefix[PATH_MAX];
-  snprintf(prefix, sizeof prefix, "%s", site); /* <prefix>/lib/pythonX.Y/site-packages */
-  for (int i = 0; i < 3; i++) parent(prefix);
-  if ((size_t)snprintf(executable, sizeof executable, "%s/bin/python" DOOR_PYTHON, prefix) < sizeof executable && fits(executable)) return 0;
+  if (find_own(prefix)) return 0;
   snprintf(executable, sizeof executable, "%s", DOOR_BUILD_PYTHON);
   if (fits(executable)) return 0;
   snprintf(failure, sizeof failure,
-           "no Python " DOOR_PYTHON " found: neither %s/bin/python" DOOR_PYTHON " nor " DOOR_BUILD_PYTHON
+           "no Python " DOOR_PYTHON " found: neither '%s/bin/python" DOOR_PYTHON "' nor " DOOR_BUILD_PYTHON
            " is one; set VLLM_PYTHON to the executable of the environment that has vllm-cpp", prefix);
   return -1;
 }
