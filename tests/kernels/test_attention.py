@@ -8,11 +8,11 @@ import pytest
 from tests.kernels.paged import MAX_TOKENS, Paged, address, run
 from tests.reference import ops
 from vllm_cpp.kernels.buffers import aligned_zeros
-from vllm_cpp.kernels.cpu import attention
+from vllm_cpp.kernels.cpu import attention, panel
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.kernels.records import pack
 
-OPS = {"f16": attention.attention_f16, "f32": attention.attention_f32}
+PRODUCTS = {"f16": panel.product_f16, "f32": panel.product_f32}
 
 
 class Attention:
@@ -20,7 +20,7 @@ class Attention:
 
     def __init__(self, contexts, heads, kv_heads, d, block_size=32, dtype="f16", n_slots=64, max_threads=5, seed=1):
         rng = np.random.default_rng(seed)
-        self.contexts, self.scale, self.dtype = contexts, d**-0.5, dtype
+        self.contexts, self.scale = contexts, d**-0.5
         self.paged = Paged(KvLayout(kv_heads, d, block_size, dtype), contexts, rng)
         self.queries = [rng.standard_normal((n, heads, d)).astype(np.float32) * 2 for n in contexts]
         for seq, n in enumerate(contexts):
@@ -41,7 +41,8 @@ class Attention:
         self.record = pack(
             attention.ATTENTION_FIELDS,
             plan=address(self.plan), max_items=max_items, q=address(self.q), q_stride=self.q.strides[0], out=address(self.out),
-            out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale), chunk_tokens=chunk_tokens,
+            out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale), product_fn=PRODUCTS[dtype].address, kv_itemsize=self.paged.layout.itemsize,
+            chunk_tokens=chunk_tokens,
             partials=address(self.partials), scratch=address(self.scratch), scratch_stride=stride, **self.paged.fields(),
         )  # fmt: skip
 
@@ -53,7 +54,7 @@ class Attention:
         self.out[:] = np.nan
         self.scratch[:] = 0xFF  # not-a-numbers: whatever is not written first shows
         run([attention.attention_plan], self.plan_record, nth)
-        run([OPS[self.dtype], attention.attention_merge], self.record, nth)
+        run([attention.attention, attention.attention_merge], self.record, nth)
         assert np.isnan(self.out[len(tokens) :]).all()
         return self.out[: len(tokens)].copy()
 
@@ -131,5 +132,5 @@ def test_a_step_without_tokens_does_nothing():
     a = Attention([10], heads=2, kv_heads=1, d=16)
     a.paged.count[0] = 0
     run([attention.attention_plan], a.plan_record)
-    run([attention.attention_f16, attention.attention_merge], a.record)
+    run([attention.attention, attention.attention_merge], a.record)
     assert not a.out.any()

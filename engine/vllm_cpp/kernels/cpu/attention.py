@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit, simd
 from vllm_cpp.kernels.cpu.fields import field, index, number, set_index
-from vllm_cpp.kernels.cpu.panel import padded_rows, product_f16, product_f32
+from vllm_cpp.kernels.cpu.panel import call_product, padded_rows
 from vllm_cpp.kernels.simd import f32, f32x16, i32x16
 from vllm_cpp.kernels.vectors import Value, constant, unrolled
 
@@ -27,7 +27,7 @@ PLAN_FIELDS = (
 )  # fmt: skip
 _P_COUNT, _P_POSITIONS, _P_SEQS, _P_TILE_TOKENS, _P_CHUNK_TOKENS, _P_N_SLOTS, _P_PLAN, _P_MAX_ITEMS = range(len(PLAN_FIELDS))
 
-# ops: attention_f16 or attention_f32, then attention_merge with the same record
+# ops: attention, then attention_merge with the same record
 ATTENTION_FIELDS = (
     "plan", "max_items",  # written by attention_plan once a step
     "q", "q_stride",  # f32[n_tokens, n_heads, head_dim]; bytes between two tokens
@@ -35,15 +35,17 @@ ATTENTION_FIELDS = (
     "n_heads", "n_kv_heads", "head_dim",
     "scale",  # float scores are multiplied by
     "k_cache", "v_cache", "block_size",  # the layer's KV buffers (kv_cache.py)
+    "kv_itemsize", "product_fn",  # bytes of one number there; address of panel.product_f16 or product_f32
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
     "chunk_tokens",
     "partials",  # n_slots * partial_bytes(n_heads, head_dim)
     "scratch", "scratch_stride",  # per thread: scratch_bytes(n_heads, n_kv_heads, head_dim, block_size)
 )  # fmt: skip
-(_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _BLOCK_TABLES,
- _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
+(_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_ITEMSIZE,
+ _PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
+SPAN_TOKENS = 64  # keys between two updates of the running maximum
 TILE_ROWS = 64  # (token, query head) rows that share one pass over a KV block
 SPLIT_TOKENS = 8  # tiles of at most so many tokens have their chunks shared out
 LANES = 16
@@ -75,9 +77,9 @@ def partial_bytes(n_heads: int, head_dim: int) -> int:
 
 
 def scratch_bytes(n_heads: int, n_kv_heads: int, head_dim: int, block_size: int) -> int:
-    """Bytes a thread needs: for each row of a tile the query, the scores of a block, two sums of values, weights lane by lane and four numbers."""
+    """Bytes a thread needs: for each row of a tile the query, the scores of a span, two sums of values, weights lane by lane and five numbers."""
     rows = _whole(tile_tokens(n_heads, n_kv_heads) * (n_heads // n_kv_heads))
-    return 4 * rows * (3 * _whole(head_dim) + block_size + LANES + 4)
+    return 4 * rows * (3 * _whole(head_dim) + max(SPAN_TOKENS, block_size) + LANES + 5)
 
 
 @jit.op
@@ -183,19 +185,17 @@ def _finish(total, stats, out, head_dim):  # type: ignore[no-untyped-def]
         simd.store(out + 4 * i, simd.load(f32, total + 4 * i) / weight)
 
 
-@jit.inner
-def _prefetch(address, n_bytes):  # type: ignore[no-untyped-def]
-    for line in range(address, address + n_bytes, 64):
-        simd.prefetch(line)
-
-
-@jit.inner
-def _attend(args, tid, nth, product, itemsize):  # type: ignore[no-untyped-def]
+@jit.op
+def attention(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Attention of this thread's share of the plan's items."""
+    product, itemsize = field(args, _PRODUCT_FN), field(args, _KV_ITEMSIZE)
     n_heads, n_kv_heads, head_dim, block_size = field(args, _N_HEADS), field(args, _N_KV_HEADS), field(args, _HEAD_DIM), field(args, _BLOCK_SIZE)
     plan, n_items = field(args, _PLAN), index(field(args, _PLAN), _N_ITEMS)
     group, row, chunk_blocks = n_heads // n_kv_heads, _whole(head_dim), field(args, _CHUNK_TOKENS) // block_size
     k_bytes, v_bytes = itemsize * head_dim * block_size, itemsize * block_size * row
     scale = number(args, _SCALE)
+    span_blocks = max(1, SPAN_TOKENS // block_size)
+    score_row = 4 * span_blocks * block_size
     # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read the same keys and values.
     for unit in range(tid, n_items * n_kv_heads, nth):
         kv_head = unit // n_items
@@ -206,12 +206,13 @@ def _attend(args, tid, nth, product, itemsize):  # type: ignore[no-untyped-def]
         rows = _whole(padded)
         queries = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
         scores = queries + 4 * rows * row
-        sums = scores + 4 * rows * block_size
+        sums = scores + rows * score_row
         totals = sums + 4 * rows * row
         lane_weights = totals + 4 * rows * row
         largest = lane_weights + 4 * rows * LANES
         factors = largest + 4 * rows
-        stats = factors + 4 * rows
+        ones = factors + 4 * rows
+        stats = ones + 4 * rows
         for r in range(n_rows):
             source = field(args, _Q) + (first + r // group) * field(args, _Q_STRIDE) + 4 * head_dim * (kv_head * group + r % group)
             for i in range(head_dim):
@@ -226,35 +227,40 @@ def _attend(args, tid, nth, product, itemsize):  # type: ignore[no-untyped-def]
             _clear(lane_weights, rows * LANES)
             for r in range(0, rows, LANES):
                 simd.store(largest + 4 * r, simd.splat(f32x16, f32(_LOWEST)))
-            for block in range(first_block, last_block + 1):
-                place = index(table, block) * n_kv_heads + kv_head
-                if block < last_block:
-                    ahead = index(table, block + 1) * n_kv_heads + kv_head
-                    _prefetch(field(args, _K_CACHE) + ahead * k_bytes, k_bytes)
-                    _prefetch(field(args, _V_CACHE) + ahead * v_bytes, v_bytes)
-                seen = min(block_size, last + 1 - block * block_size)
+                simd.store(ones + 4 * r, simd.splat(f32x16, f32(1)))
+            for start in range(first_block, last_block + 1, span_blocks):
+                stop = min(start + span_blocks, last_block + 1)
+                seen = min(last + 1, stop * block_size) - start * block_size
                 columns = _whole(seen)
-                product(queries, 4 * row, padded, field(args, _K_CACHE) + place * k_bytes, itemsize * block_size, head_dim, scores, 4 * block_size, columns, 0)
+                for block in range(start, stop):
+                    # while keys are read their values are asked for, and the next span's keys while values are read
+                    place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
+                    call_product(product, queries, 4 * row, padded, field(args, _K_CACHE) + place * k_bytes, itemsize * block_size, head_dim,
+                            scores + 4 * column, score_row, min(block_size, columns - column), 0, field(args, _V_CACHE) + place * v_bytes)  # fmt: skip
                 for r in range(n_rows):
-                    visible = position + r // group + 1 - block * block_size
+                    visible = position + r // group + 1 - start * block_size
                     before = simd.load(f32, largest + 4 * r)
                     lanes = simd.splat(f32x16, before)
                     for i in range(0, columns, LANES):
-                        lanes = simd.maximum(_shown(scores + 4 * (r * block_size + i), visible - i), lanes)
+                        lanes = simd.maximum(_shown(scores + r * score_row + 4 * i, visible - i), lanes)
                     now = simd.hmax(lanes)
                     simd.store(largest + 4 * r, now)
                     simd.store(factors + 4 * r, before - now)
                 for r in range(0, rows, LANES):
                     simd.store(factors + 4 * r, simd.exp(simd.load(f32x16, factors + 4 * r)))
                 for r in range(n_rows):
-                    visible = position + r // group + 1 - block * block_size
+                    visible = position + r // group + 1 - start * block_size
                     now = simd.load(f32, largest + 4 * r)
                     weights = simd.load(f32x16, lane_weights + 4 * LANES * r) * simd.load(f32, factors + 4 * r)
                     for i in range(0, columns, LANES):
-                        weights = weights + _weights(scores + 4 * (r * block_size + i), visible - i, now)
+                        weights = weights + _weights(scores + r * score_row + 4 * i, visible - i, now)
                     simd.store(lane_weights + 4 * LANES * r, weights)
-                started = factors if block > first_block else 0
-                product(scores, 4 * block_size, padded, field(args, _V_CACHE) + place * v_bytes, itemsize * row, seen, sums, 4 * row, row, started)
+                for block in range(start, stop):
+                    place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
+                    ahead = index(table, min(block + span_blocks, last // block_size)) * n_kv_heads + kv_head
+                    multipliers = ones if block > start else factors if start > first_block else 0
+                    call_product(product, scores + 4 * column, score_row, padded, field(args, _V_CACHE) + place * v_bytes, itemsize * row,
+                            min(block_size, seen - column), sums, 4 * row, row, multipliers, field(args, _K_CACHE) + ahead * k_bytes)  # fmt: skip
             for r in range(n_rows):
                 weight = simd.hsum(simd.load(f32x16, lane_weights + 4 * LANES * r))
                 if slot < 0:
@@ -270,18 +276,6 @@ def _attend(args, tid, nth, product, itemsize):  # type: ignore[no-untyped-def]
             for r in range(n_rows):
                 out = field(args, _OUT) + (first + r // group) * field(args, _OUT_STRIDE) + 4 * head_dim * (kv_head * group + r % group)
                 _finish(totals + 4 * r * row, stats + 8 * r, out, head_dim)
-
-
-@jit.op
-def attention_f16(args, tid, nth):  # type: ignore[no-untyped-def]
-    """Attention of every token of the plan over f16 keys and values."""
-    _attend(args, tid, nth, product_f16, 2)
-
-
-@jit.op
-def attention_f32(args, tid, nth):  # type: ignore[no-untyped-def]
-    """The same over f32 keys and values."""
-    _attend(args, tid, nth, product_f32, 4)
 
 
 @jit.op
