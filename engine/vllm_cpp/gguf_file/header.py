@@ -4,8 +4,9 @@ Owns the order of fields, and every check that needs one file only. Must not kno
 `general.alignment`, which moves the data. Two rules hold throughout: a count is compared with the bytes that remain before it is
 looped over, and nothing here touches a byte of tensor data.
 
-Stricter than llama.cpp, on purpose: dimensions of zero, tensors without dimensions or name, and alignments over 64 KiB are refused (no
-model has them, and each has been a bug somewhere). As strict: offsets must be the running padded sum, which also rules out overlaps.
+Stricter than llama.cpp, on purpose: dimensions of zero, tensors without dimensions or name, names that are not UTF-8, bools other than
+0 and 1, and alignments over 64 KiB are refused (no model has them, and most have been a bug somewhere). As strict: offsets must be the
+running padded sum, which also rules out overlaps. Nothing that llama.cpp refuses is taken.
 """
 
 from __future__ import annotations
