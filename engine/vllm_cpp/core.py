@@ -280,10 +280,7 @@ class Engine:
 
     def _token_ids(self, prompt: str | Ids[int]) -> list[int]:
         if isinstance(prompt, str):
-            try:
-                return list(self.tokenizer.encode(prompt, add_special=True, parse_special=True))
-            except UnicodeEncodeError as error:
-                raise InvalidArgumentError(f"prompt is not well-formed text: {error}") from None
+            return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
         try:
             token_ids = [operator.index(token) for token in prompt]
         except TypeError:

@@ -99,6 +99,9 @@ class FakeTokenizer:
         begin = [BOS] if add_special and self.add_bos else []
         return begin + list(text.encode())
 
+    def encode_chat(self, rendered: str) -> list[int]:
+        return self.encode(rendered, add_special=True, parse_special=True)
+
     def incremental(self) -> _Incremental:
         return _Incremental()
 

@@ -185,7 +185,6 @@ def decoded_prefix(token_ids):
         ([-1], "token id -1"),
         ([1.5], "list"),
         (None, "NoneType"),
-        ("\ud800", "not well-formed"),
     ],
 )
 def test_prompts_that_are_refused(make, prompt, what):

@@ -25,19 +25,13 @@ def parse(value: Any) -> list[dict[str, Any]]:
 
 
 def prompt(tokenizer: Any, chat_template: Any, messages: list[dict[str, Any]], keywords: dict[str, Any]) -> list[int]:
-    """Token ids of the rendered messages. A template writes its special tokens itself; only a missing begin token is added."""
+    """The token ids that the messages make through the model's template."""
     if chat_template is None:
         log.once("no chat template", "vllm: the model has no chat template; messages are joined as <role>: <content>")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
     else:
         text = chat_template.render(messages, tools=None, add_generation_prompt=True, **keywords)
-    try:
-        token_ids = list(tokenizer.encode(text, add_special=False, parse_special=True))
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"messages are not well-formed text: {error}") from None
-    if tokenizer.add_bos and tokenizer.bos_id is not None and token_ids[:1] != [tokenizer.bos_id]:
-        token_ids.insert(0, tokenizer.bos_id)
-    return token_ids
+    return tokenizer.encode_chat(text)
 
 
 def _message(where: str, value: Any) -> dict[str, Any]:

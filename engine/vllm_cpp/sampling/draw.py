@@ -4,8 +4,8 @@ Owns: argmax, temperature, min-p, top-k, top-p and the draw, as pure functions o
 number generators: the uniform number comes from the caller.
 
 Logits are f32 of one vocabulary. Weights are unnormalised probabilities. The filters work on what the filter before left, in the order
-min-p, top-k, top-p, and return ascending positions, so that a draw depends on nothing but values. No step sorts a whole vocabulary unless
-the distribution is so flat that top-p needs all of it.
+min-p, top-k, top-p, and return ascending positions, so that a draw depends on nothing but values. Only top-p sorts, and only what is not
+negligible.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 
 from vllm_cpp.errors import GenerationError
 
-_NUCLEUS_GUESS = 256  # tokens looked at first for top-p; real distributions are mostly within them
-_NUCLEUS_GROWTH = 8
+_BLOCK = 512
 
 
 def greatest(logits: np.ndarray) -> int:
@@ -30,14 +29,18 @@ def greatest(logits: np.ndarray) -> int:
 
 
 def draw(logits: np.ndarray, uniform: float, *, temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> int:
-    """A token with probability softmax(logits / temperature) after the filters; `uniform` in [0, 1) decides which."""
+    """A token with probability softmax(logits / temperature) after the filters; `uniform` in [0, 1) decides which.
+
+    `logits` is worked on in place: fresh memory of a vocabulary's size costs more than the arithmetic.
+    """
     top = logits.max()
     if not top > -np.inf:
         raise _nothing_to_choose(top)
     if top == np.inf:  # a logits processor's way to force tokens: they share all of the probability
         forced = np.flatnonzero(logits == top)
         return int(forced[int(uniform * forced.size)])
-    scaled = (logits - top) / np.float32(temperature)  # the greatest is 0, so nothing overflows however low the temperature
+    scaled = np.subtract(logits, top, out=logits)  # the greatest is 0, so nothing overflows however low the temperature
+    scaled /= np.float32(temperature)
     ids = None
     if min_p > 0.0:
         ids = keep_min_p(scaled, min_p)
@@ -45,7 +48,7 @@ def draw(logits: np.ndarray, uniform: float, *, temperature: float, min_p: float
     if 0 < top_k < scaled.size:
         kept = keep_top_k(scaled, top_k)
         ids, scaled = kept if ids is None else ids[kept], scaled[kept]
-    weights = np.exp(scaled)
+    weights = np.exp(scaled, out=scaled)
     if top_p < 1.0:
         kept = keep_top_p(weights, top_p)
         ids, weights = kept if ids is None else ids[kept], weights[kept]
@@ -65,29 +68,37 @@ def keep_top_k(scaled: np.ndarray, top_k: int) -> np.ndarray:
 
 def keep_top_p(weights: np.ndarray, top_p: float) -> np.ndarray:
     """Positions of the fewest greatest weights that hold `top_p` of the sum, never none; of equals the lowest positions stay."""
-    wanted = top_p * weights.sum(dtype=np.float64)
-    count = _NUCLEUS_GUESS
-    while True:
-        count = min(count, weights.size)
-        greatest_first = np.sort(np.partition(weights, weights.size - count)[weights.size - count :])[::-1]
-        held = np.cumsum(greatest_first, dtype=np.float64)
-        if held[-1] >= wanted or count == weights.size:
-            break
-        count *= _NUCLEUS_GROWTH
-    size = min(int(np.searchsorted(held, wanted)) + 1, count)
-    cut = greatest_first[size - 1]
+    total = weights.sum(dtype=np.float64)
+    # However many weights are below the mean of what may be left out, together they are less than that: only the others need sorting.
+    able = np.flatnonzero(weights >= (1.0 - top_p) * total / weights.size)
+    weights = weights[able]
+    greatest_first = np.sort(weights)[::-1]
+    count = min(int(np.searchsorted(greatest_first.cumsum(dtype=np.float64), top_p * total)) + 1, weights.size)
+    cut = greatest_first[count - 1]
     above = np.flatnonzero(weights > cut)
-    equal = np.flatnonzero(weights == cut)[: size - above.size]
-    return np.sort(np.concatenate((above, equal)))
+    equal = np.flatnonzero(weights == cut)[: count - above.size]
+    return able[np.sort(np.concatenate((above, equal)))]
 
 
 def _pick(ids: np.ndarray | None, weights: np.ndarray, uniform: float) -> int:
-    """The position at which the running sum of weights passes `uniform` of the whole."""
-    sums = np.cumsum(weights, dtype=np.float64)
-    position = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-    # A product rounded up to the whole sum must not pass beyond the last position that has weight.
-    position = min(position, int(np.searchsorted(sums, sums[-1])))
+    """The position at which the running sum of weights passes `uniform` of the whole.
+
+    A running sum over a vocabulary is slow, as each addition waits for the one before: so sums of blocks find the block, and a running sum
+    the place in it.
+    """
+    whole = weights.size - weights.size % _BLOCK
+    sums = np.append(weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64), weights[whole:].sum(dtype=np.float64)).cumsum()
+    wanted = uniform * sums[-1]
+    block = _passing(sums, wanted)
+    begin = block * _BLOCK
+    before = sums[block - 1] if block else 0.0
+    position = begin + _passing(weights[begin : begin + _BLOCK].cumsum(dtype=np.float64), wanted - before)
     return position if ids is None else int(ids[position])
+
+
+def _passing(sums: np.ndarray, wanted: float) -> int:
+    """Where a running sum first exceeds `wanted`. Rounding may leave no such place: then the last that has weight."""
+    return min(int(np.searchsorted(sums, wanted, side="right")), int(np.searchsorted(sums, sums[-1])))
 
 
 def _nothing_to_choose(value: float) -> GenerationError:
