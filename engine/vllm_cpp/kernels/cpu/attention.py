@@ -155,6 +155,16 @@ def _clear(address, n_values):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
+def _scaled(x, factor, out, n):  # type: ignore[no-untyped-def]
+    """out = x * factor, n values."""
+    whole = n & -LANES
+    for i in range(0, whole, LANES):
+        simd.store(out + 4 * i, simd.load(f32x16, x + 4 * i) * factor)
+    for i in range(whole, n):
+        simd.store(out + 4 * i, simd.load(f32, x + 4 * i) * factor)
+
+
+@jit.inner
 def _fold(sums, largest, weight, total, stats, row):  # type: ignore[no-untyped-def]
     """Add a chunk's result to what the chunks before it gave: `total` f32[row] and, at `stats`, its largest score and its sum of weights."""
     before = simd.load(f32, stats)
@@ -215,8 +225,7 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
         stats = ones + 4 * rows
         for r in range(n_rows):
             source = field(args, _Q) + (first + r // group) * field(args, _Q_STRIDE) + 4 * head_dim * (kv_head * group + r % group)
-            for i in range(head_dim):
-                simd.store(queries + 4 * (r * row + i), simd.load(f32, source + 4 * i) * scale)
+            _scaled(source, scale, queries + 4 * r * row, head_dim)
             _start_total(totals + 4 * r * row, stats + 8 * r, row)
         _clear(queries + 4 * n_rows * row, (padded - n_rows) * row)
         table = field(args, _BLOCK_TABLES) + index(item, _SEQ) * field(args, _BLOCK_TABLES_STRIDE)
