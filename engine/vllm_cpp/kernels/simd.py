@@ -8,6 +8,8 @@ need no alignment. Must not know encodings, models or threads.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +50,7 @@ _I32 = ir.IntType(32)
 def lane() -> str:
     """Which family of integer dots is in use: "vnni", "avx2", "dotprod" or "generic"."""
     have = features()
-    if _VNNI_512 in have and "avx512vl" in have or "avxvnni" in have:
+    if (_VNNI_512 in have and "avx512vl" in have) or "avxvnni" in have:
         return "vnni"
     return next((name for name in ("avx2", "dotprod") if name in have), "generic")
 
@@ -91,11 +93,21 @@ def store(address: Any, value: Value) -> None:
 @unrolled
 def load_half(kind: types.Type, address: Any) -> Value:
     """f16 numbers as f32 (scalar or vector), exactly, denormals included; a signalling NaN may come out quiet."""
-    bits_kind = with_element(kind, u16)
-    if "f16c" in features() or "neon" in features():
-        half = ir.VectorType(ir.HalfType(), kind.lanes) if isinstance(kind, VecType) else ir.HalfType()
-        return Value(kind, builder().fpext(_load_llvm(address, half), llvm_type(kind)))
-    return half_bits_to_float(load(bits_kind, address))
+    return half_to_float(load(with_element(kind, u16), address))
+
+
+def _has_half() -> bool:
+    return "f16c" in features() or "neon" in features()
+
+
+@unrolled
+def half_to_float(bits: Value) -> Value:
+    """f16 bit patterns (u16) as f32."""
+    if not _has_half():
+        return half_bits_to_float(bits)
+    half = ir.VectorType(ir.HalfType(), bits.type.lanes) if isinstance(bits.type, VecType) else ir.HalfType()
+    kind = with_element(bits.type, f32)
+    return Value(kind, builder().fpext(builder().bitcast(bits.ir, half), llvm_type(kind)))
 
 
 def half_bits_to_float(bits: Value) -> Value:
@@ -111,7 +123,7 @@ def half_bits_to_float(bits: Value) -> Value:
 @unrolled
 def store_half(address: Any, value: Value) -> None:
     """f32 numbers stored as f16, rounded to the nearest, ties to even."""
-    if "f16c" in features() or "neon" in features():
+    if _has_half():
         half = ir.VectorType(ir.HalfType(), value.type.lanes) if isinstance(value.type, VecType) else ir.HalfType()
         narrow = builder().fptrunc(value.ir, half)
         builder().store(narrow, _pointer(address, half), align=1)
@@ -135,7 +147,7 @@ def float_to_half_bits(value: Value) -> Value:
 @unrolled
 def round_half(value: Value) -> Value:
     """f32 numbers rounded to what f16 can hold."""
-    if "f16c" in features() or "neon" in features():
+    if _has_half():
         half = ir.VectorType(ir.HalfType(), value.type.lanes) if isinstance(value.type, VecType) else ir.HalfType()
         return Value(value.type, builder().fpext(builder().fptrunc(value.ir, half), value.ir.type))
     return half_bits_to_float(float_to_half_bits(value))
@@ -161,6 +173,13 @@ def prefetch(address: Any) -> None:
     """Ask for the cache line; an address outside every mapping is harmless."""
     pointer = _pointer(address, ir.IntType(8))
     _call("llvm.prefetch.p0", ir.VoidType(), [pointer, _I32(0), _I32(3), _I32(1)])
+
+
+def sums_at_once(rows: int, vectors: int) -> tuple[int, int]:
+    """How many of `rows` rows and `vectors` 16-lane vectors of f32 sums an inner product keeps in registers, with room for what it adds to them."""
+    if "avx512f" in features():
+        return rows, vectors
+    return min(rows, 4), vectors if rows <= 2 else 1
 
 
 def stack_bytes(count: int) -> Value:
@@ -249,6 +268,15 @@ def high(x: Value) -> Value:
 def join(x: Value, y: Value) -> Value:
     """`x` in the lower lanes, `y` in the upper."""
     return shuffle(x, range(2 * x.type.lanes), y)
+
+
+def pack(parts: Sequence[Value]) -> Value:
+    """A vector of scalars of one type, in order (unrolled functions only)."""
+    kind = VecType(parts[0].type, len(parts))
+    vector = ir.Constant(llvm_type(kind), ir.Undefined)
+    for lane_number, part in enumerate(parts):
+        vector = builder().insert_element(vector, part.ir, _I32(lane_number))
+    return Value(kind, vector)
 
 
 def repeat(x: Value, times: int) -> Value:
@@ -353,6 +381,14 @@ def hmax(x: Value) -> Value:
 
 
 @unrolled
+def first_lane(mask: Value) -> Value:
+    """The number (int64) of the first true lane of a comparison's result, or the number of lanes."""
+    b = builder()
+    bits = b.bitcast(mask.ir, ir.IntType(mask.type.lanes))
+    return convert(i64, Value(u32, b.zext(_call(f"llvm.cttz.i{mask.type.lanes}", bits.type, [bits, ir.Constant(ir.IntType(1), 0)]), _I32)))
+
+
+@unrolled
 def exp(x: Value) -> Value:
     """e**x for f32, scalar or vector with the same bits: error below 1.3 ulp, inf above 88.73, 0 below -103.98, NaN stays."""
     kind = x.type
@@ -380,7 +416,7 @@ def _power_of_two(n: Value) -> Value:
 
 @unrolled
 def dot_u8(total: Value, u: Value, s: Value) -> Value:
-    """total[i] + sum of u[4i..4i+3] * s[4i..4i+3]; u (u8) holds 0..127, s i8, total i32 with a quarter of the lanes."""
+    """total[i] + sum of u[4i..4i+3] * s[4i..4i+3]; u (u8) holds 0..127 (0..255 after `unsigned_form`), s i8, total i32."""
     if lane() == "vnni":
         return _dpbusd(total, u, s)
     if lane() == "avx2":
@@ -398,16 +434,44 @@ def dot_i8(total: Value, x: Value, y: Value) -> Value:
         return _dpbusd(total, shifted, y) - _dpbusd(constant(total.type, 0), constant(wide, 128), y)
     if lane() == "avx2":
         magnitude = view(VecType(u8, x.type.lanes), absolute(x))
-        signed = select(x < 0, -y, y)
-        return dot_i16(total, pair_sums(magnitude, signed), constant(VecType(i16, x.type.lanes // 2), 1))
+        return dot_i16(total, pair_sums(magnitude, _with_sign_of(x, y)), constant(VecType(i16, x.type.lanes // 2), 1))
     return _dot_generic(total, x, y)
+
+
+def signed_offset() -> int:
+    """What `unsigned_form` adds: 128 where the dot's unsigned side may use all its range, else 0."""
+    return 128 if lane() == "vnni" else 0
+
+
+def unsigned_form(x: Value) -> Value:
+    """Signed bytes in the form `dots` multiplies fastest here: u8 holding x + 128, or x itself (see `signed_offset`)."""
+    return view(VecType(u8, x.type.lanes), x) ^ 0x80 if signed_offset() else x
+
+
+def dots_at_once(largest: int) -> int:
+    """How many pairs `dots` should be given together, for values of at most `largest`."""
+    return max(1, 32767 // (2 * 127 * largest)) if lane() == "avx2" else 1
+
+
+def dots(total: Value, pairs: Sequence[tuple[Value, Value]], largest: int) -> Value:
+    """total[i] + all x[4i..4i+3] * s[4i..4i+3]; no x is above `largest`, nor below 0 if it is u8 (unrolled functions only)."""
+    if lane() != "avx2" or pairs[0][0].type.element == i8:
+        for x, s in pairs:
+            total = dot_i8(total, x, s) if x.type.element == i8 else dot_u8(total, x, s)
+        return total
+    # pairs of products add up in 16 bits for as long as they must fit
+    fits = dots_at_once(largest)
+    ones = constant(VecType(i16, total.type.lanes * 2), 1)
+    for start in range(0, len(pairs), fits):
+        sums = [pair_sums(x, s) for x, s in pairs[start : start + fits]]
+        total = dot_i16(total, functools.reduce(operator.add, sums), ones)
+    return total
 
 
 @unrolled
 def pair_sums(u: Value, s: Value) -> Value:
     """u[2i] * s[2i] + u[2i+1] * s[2i+1] as i16; u (u8) holds 0..128, s i8, so a pair always fits."""
     lanes = u.type.lanes
-    kind = VecType(i16, lanes // 2)
     for needed, width, name in (("avx512bw", 64, "avx512.pmaddubs.w.512"), ("avx2", 32, "avx2.pmadd.ub.sw")):
         if needed in features() and lanes % width == 0:
             part_type = ir.VectorType(ir.IntType(16), width // 2)
@@ -435,6 +499,13 @@ def dot_i16(total: Value, x: Value, y: Value) -> Value:
             return _joined(parts)
     products = convert(VecType(i32, lanes), x) * convert(VecType(i32, lanes), y)
     return total + shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
+
+
+def _with_sign_of(x: Value, y: Value) -> Value:
+    """y, -y or 0 as x is positive, negative or 0 (AVX2)."""
+    kind = VecType(i8, 32)
+    halves = zip(_split(x, 32), _split(y, 32), strict=True)
+    return _joined([Value(kind, _call("llvm.x86.avx2.psign.b", llvm_type(kind), [b.ir, a.ir])) for a, b in halves])
 
 
 def _dpbusd(total: Value, u: Value, s: Value) -> Value:

@@ -8,6 +8,8 @@ inside it (that, not LLVM, is what compiling costs). Must not know any operation
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Iterable
@@ -229,7 +231,7 @@ def _register_operator(python_operator: Any, function: Callable[..., Value], *, 
     class VectorOperator(AbstractTemplate):
         key = python_operator
 
-        def generic(self, args: tuple, kws: dict) -> Any:
+        def generic(self, args: tuple, _keywords: dict) -> Any:
             if not any(isinstance(a, VecType) for a in args):
                 return None
             return signature(_result_type(function, args), *args)
@@ -300,12 +302,15 @@ def _returned(context: Any, irbuilder: ir.IRBuilder, kind: types.Type, result: A
 
 def unrolled(function: Callable) -> Callable:
     """Decorate a function over Values so that compiled kernels can call it too; types are passed by name, constants as numbers."""
+    if inspect.ismethod(function):
+        bound = function
+        function = functools.wraps(bound)(lambda *args: bound(*args))  # numba takes plain functions only
     known: dict[tuple, types.Type] = {}
 
     class UnrolledFunction(AbstractTemplate):
         key = function
 
-        def generic(self, args: tuple, kws: dict) -> Any:
+        def generic(self, args: tuple, _keywords: dict) -> Any:
             if args not in known:
                 known[args] = _result_type(function, args)
             return signature(known[args], *args)

@@ -1,0 +1,66 @@
+"""Panels: the unpacked form of many weight rows that tile kernels read.
+
+Owns one transposition. A row is first unpacked to lines of 64 bytes; sixteen rows' lines become columns: for each 4-byte word of a line, that word of
+all rows side by side, so that one vector holds sixteen rows and an activation word is repeated across it. A product then needs no horizontal sums, and
+every row's sum is one lane. Must not know what the words mean.
+"""
+
+from __future__ import annotations
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.simd import i32x16, load, shuffle, store, unrolled
+from vllm_cpp.kernels.vectors import Value, features
+
+AHEAD = 4096  # bytes that row kernels prefetch ahead: hardware stops at page ends, this does not
+GROUP = 16
+# Rows a tile kernel works on at once: two vectors of 16 where there are 32 wide registers to hold their sums.
+ROWS = 32 if "avx512bw" in features() else 16
+WORD_BYTES = 4 * ROWS
+
+
+def _interleave(x: Value, y: Value, width: int) -> tuple[Value, Value]:
+    """Within each 128 bits: the lower halves of x and y alternating by `width` words, and the upper halves."""
+    low, high = [], []
+    for base in range(0, 16, 4):
+        for picks, start in ((low, base), (high, base + 2)):
+            for i in range(0, 2, width):
+                picks += [*range(start + i, start + i + width), *range(16 + start + i, 16 + start + i + width)]
+    return shuffle(x, low, y), shuffle(x, high, y)
+
+
+@unrolled
+def transpose_lines(source: Value, row_bytes: Value, to: Value) -> None:
+    """Sixteen lines (16 words each, `row_bytes` apart) to sixteen columns, `WORD_BYTES` apart."""
+    lines = [load(i32x16, source + row_bytes * r) for r in range(GROUP)]
+    fours = []  # fours[a][j]: 128 bits number q hold word 4q + j of rows 4a .. 4a + 3
+    for a in range(0, GROUP, 4):
+        low01, high01 = _interleave(lines[a], lines[a + 1], 1)
+        low23, high23 = _interleave(lines[a + 2], lines[a + 3], 1)
+        fours.append([*_interleave(low01, low23, 2), *_interleave(high01, high23, 2)])
+    for j in range(4):
+        x = [fours[a][j] for a in range(4)]
+        halves = [range(8), range(8, 16)]
+        for half, lanes in enumerate(halves):
+            picks = [*lanes, *(16 + i for i in lanes)]
+            front, back = shuffle(x[0], picks, x[1]), shuffle(x[2], picks, x[3])
+            for odd in range(2):
+                quarter = [*range(4 * odd, 4 * odd + 4), *range(8 + 4 * odd, 12 + 4 * odd)]
+                word = 4 * (2 * half + odd) + j
+                store(to + word * WORD_BYTES, shuffle(front, [*quarter, *(16 + i for i in quarter)], back))
+
+
+@jit.inner
+def transpose_rows(staged, n_lines, to):  # type: ignore[no-untyped-def]
+    """Sixteen staged rows of n_lines lines each, one after another, to the columns of one group of rows in a panel."""
+    for line in range(n_lines):
+        transpose_lines(staged + 64 * line, 64 * n_lines, to + 16 * WORD_BYTES * line)
+
+
+@jit.inner
+def store_lanes(to, value, count):  # type: ignore[no-untyped-def]
+    """The first `count` lanes, all if there are fewer."""
+    if count >= GROUP:
+        store(to, value)
+    else:
+        for i in range(count):
+            store(to + 4 * i, value[i])

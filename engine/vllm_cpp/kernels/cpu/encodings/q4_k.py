@@ -1,0 +1,40 @@
+"""Q4_K: 256 values a block: f16 d, f16 dmin, 12 bytes of packed scales, 4 x 32 bytes of 4 bits (low half: one run of 32 values, high half: the next)."""
+
+from __future__ import annotations
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.encodings import q8k
+from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, scales_and_minimums
+from vllm_cpp.kernels.simd import join, load, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.vectors import Value, constant
+
+BLOCK_BYTES = 144
+
+
+def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
+    quants = []
+    for j in range(4):
+        packed = load(u8x32, w + (16 + 32 * j))
+        quants.append(view(u8x64, view(u16x32, join(packed, packed)) >> constant(u16x32, [0] * 16 + [4] * 16)) & 15)
+    return quants, *scales_and_minimums(w + 4), d_and_dmin(w)
+
+
+FORM = q8k.Form(BLOCK_BYTES, unpack, largest=15, sub=32)
+dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+pieces = q8k.Tile(FORM)
+none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
+
+
+@jit.row_kernel
+def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+
+
+@jit.tile_kernel
+def tile(w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
+    q8k.tile(stage, none, begin, add, end, total, 32, BLOCK_BYTES, w, stride, n_rows, k, acts, n_acts, outs, scratch)
+
+
+@jit.decode_kernel
+def decode(w, k, out):  # type: ignore[no-untyped-def]
+    q8k.decode(values, BLOCK_BYTES, w, k, out)
