@@ -6,7 +6,18 @@ k and v in their KV blocks. Must not know architectures: which layout and which 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numba import types
+
+from vllm_cpp.kernels import jit, simd
+from vllm_cpp.kernels.cpu.fields import field, index, number, share
+from vllm_cpp.kernels.cpu.norm import norm_row
+from vllm_cpp.kernels.simd import f32, f32x8, f32x16
+from vllm_cpp.kernels.vectors import Value, unrolled
+
+LANES = 16
 
 # Which values of a head form a pair (`layout`).
 NEOX = 0  # i and i + rot / 2
@@ -21,7 +32,6 @@ ROPE_TABLE_FIELDS = (
 )  # fmt: skip
 _T_COUNT, _T_POSITIONS, _T_FREQUENCIES, _T_HALF, _T_MAGNITUDE, _T_TABLE, _T_TABLE_STRIDE = range(len(ROPE_TABLE_FIELDS))
 
-# ops: rope_store_f16, rope_store_f32
 ROPE_STORE_FIELDS = (
     "count",  # address of the int64 number of tokens
     "q", "q_stride",  # f32[n_tokens, n_heads, head_dim], turned in place; bytes between two tokens
@@ -31,12 +41,12 @@ ROPE_STORE_FIELDS = (
     "layout", "half",  # NEOX or NEIGHBOURS; half = rot / 2 pairs turn, the rest of a head passes through
     "table", "table_stride",  # of rope_table
     "q_norm", "k_norm", "eps",  # f32[head_dim] weights of a norm a head, before turning, or 0; float
-    "k_cache", "v_cache", "block_size",  # the layer's KV buffers (kv_cache.py)
+    "k_cache", "v_cache", "block_size", "kv_itemsize",  # the layer's KV buffers (kv_cache.py); bytes of one number there, 2 or 4
     "positions", "seqs",  # i32[n_tokens]: position of a token, row of its sequence in block_tables
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
 )  # fmt: skip
 (_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE, _Q_NORM, _K_NORM, _EPS,
- _K_CACHE, _V_CACHE, _BLOCK_SIZE, _POSITIONS, _SEQS, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
+ _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_ITEMSIZE, _POSITIONS, _SEQS, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
 
 
 def rope_frequencies(
@@ -75,3 +85,90 @@ def rope_frequencies(
     low, high = max(0.0, np.floor(pair_turning(beta_fast))), min(rot - 1.0, np.ceil(pair_turning(beta_slow)))
     kept = 1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)
     return angles / factor * (1 - kept) + angles * kept, attn_factor * float(1 + 0.1 * np.log(factor))
+
+
+@jit.op
+def rope_table(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Cosine and sine of every pair's angle at every token's position. In float64 from the position on: no error grows with the context."""
+    half, magnitude = field(args, _T_HALF), simd.load(types.float64, args + 8 * _T_MAGNITUDE)
+    for t in range(tid, field(field(args, _T_COUNT), 0), nth):
+        position = simd.convert(types.float64, index(field(args, _T_POSITIONS), t))
+        to = field(args, _T_TABLE) + t * field(args, _T_TABLE_STRIDE)
+        for i in range(half):
+            angle = position * simd.load(types.float64, field(args, _T_FREQUENCIES) + 8 * i)
+            simd.store(to + 4 * i, simd.convert(f32, math.cos(angle) * magnitude))
+            simd.store(to + 4 * (half + i), simd.convert(f32, math.sin(angle) * magnitude))
+
+
+@unrolled
+def _turned_neighbours(x: Value, cos: Value, sin: Value) -> Value:
+    """8 pairs, side by side: (a, b) -> (a cos - b sin, b cos + a sin)."""
+    twice = [lane // 2 for lane in range(LANES)]
+    cosines, sines = simd.shuffle(cos, twice), simd.shuffle(-sin, [lane // 2 + 8 * (lane % 2) for lane in range(LANES)], sin)
+    return x * cosines + simd.shuffle(x, [lane ^ 1 for lane in range(LANES)]) * sines
+
+
+@jit.inner
+def _turn(x, table, half, layout):  # type: ignore[no-untyped-def]
+    """Turn one head's first 2 * half values in place."""
+    whole = half & -LANES if layout == NEOX else half & -8
+    step = 2 if layout == NEIGHBOURS else 1
+    other = 1 if layout == NEIGHBOURS else half
+    if layout == NEOX:
+        for i in range(0, whole, LANES):
+            a, b = simd.load(f32x16, x + 4 * i), simd.load(f32x16, x + 4 * (half + i))
+            cos, sin = simd.load(f32x16, table + 4 * i), simd.load(f32x16, table + 4 * (half + i))
+            simd.store(x + 4 * i, a * cos - b * sin)
+            simd.store(x + 4 * (half + i), b * cos + a * sin)
+    else:
+        for i in range(0, whole, 8):
+            pairs = simd.load(f32x16, x + 8 * i)
+            simd.store(x + 8 * i, _turned_neighbours(pairs, simd.load(f32x8, table + 4 * i), simd.load(f32x8, table + 4 * (half + i))))
+    for i in range(whole, half):
+        a, b = simd.load(f32, x + 4 * i * step), simd.load(f32, x + 4 * (i * step + other))
+        cos, sin = simd.load(f32, table + 4 * i), simd.load(f32, table + 4 * (half + i))
+        simd.store(x + 4 * i * step, a * cos - b * sin)
+        simd.store(x + 4 * (i * step + other), b * cos + a * sin)
+
+
+@jit.inner
+def _store_values(x, n, to, step, itemsize):  # type: ignore[no-untyped-def]
+    """n f32 values to the cache, `step` bytes apart there."""
+    if itemsize == 4:
+        for i in range(n):
+            simd.store(to + step * i, simd.load(f32, x + 4 * i))
+        return
+    whole = n & -LANES if step == 2 else 0
+    for i in range(0, whole, LANES):
+        simd.store_half(to + 2 * i, simd.load(f32x16, x + 4 * i))
+    for i in range(whole, n):
+        simd.store_half(to + step * i, simd.load(f32, x + 4 * i))
+
+
+@jit.op
+def rope_store(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Norm heads (where weights are given), turn q and k in place, store k and v in their block. Shared out by (token, KV head)."""
+    n_kv_heads, head_dim, half, layout = field(args, _N_KV_HEADS), field(args, _HEAD_DIM), field(args, _HALF), field(args, _LAYOUT)
+    block_size, itemsize, eps = field(args, _BLOCK_SIZE), field(args, _KV_ITEMSIZE), number(args, _EPS)
+    q_norm, k_norm = field(args, _Q_NORM), field(args, _K_NORM)
+    group, value_row = field(args, _N_HEADS) // n_kv_heads, (head_dim + LANES - 1) & -LANES
+    units = field(field(args, _COUNT), 0) * n_kv_heads
+    for unit in range(share(units, 1, tid, nth), share(units, 1, tid + 1, nth)):
+        t, kv_head = unit // n_kv_heads, unit % n_kv_heads
+        table = field(args, _TABLE) + t * field(args, _TABLE_STRIDE)
+        q = field(args, _Q) + t * field(args, _Q_STRIDE) + 4 * head_dim * group * kv_head
+        k = field(args, _K) + t * field(args, _K_STRIDE) + 4 * head_dim * kv_head
+        v = field(args, _V) + t * field(args, _V_STRIDE) + 4 * head_dim * kv_head
+        for head in range(group + 1):  # the query heads, then their key head
+            x = q + 4 * head_dim * head if head < group else k
+            weight = q_norm if head < group else k_norm
+            if weight != 0:
+                norm_row(x, head_dim, weight, eps, x)
+            _turn(x, table, half, layout)
+        position = index(field(args, _POSITIONS), t)
+        blocks = field(args, _BLOCK_TABLES) + index(field(args, _SEQS), t) * field(args, _BLOCK_TABLES_STRIDE)
+        place, slot = index(blocks, position // block_size) * n_kv_heads + kv_head, position % block_size
+        keys = field(args, _K_CACHE) + itemsize * (place * head_dim * block_size + slot)
+        values = field(args, _V_CACHE) + itemsize * (place * block_size + slot) * value_row
+        _store_values(k, head_dim, keys, itemsize * block_size, itemsize)
+        _store_values(v, head_dim, values, itemsize, itemsize)

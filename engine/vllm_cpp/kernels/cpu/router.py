@@ -5,6 +5,18 @@ Owns the choice (ties go to the lower expert) and the weights. Must not know tow
 
 from __future__ import annotations
 
+import math
+
+from vllm_cpp.kernels import jit, simd
+from vllm_cpp.kernels.cpu.elementwise import sigmoid
+from vllm_cpp.kernels.cpu.fields import field, index, number, set_index
+from vllm_cpp.kernels.simd import f32, f32x16
+
+LANES = 16
+_LOWEST = -3.0e38  # no score is below
+_TAKEN = -math.inf  # never equal to a largest score: chosen already, or padding
+_LEAST_SUM = 6.103515625e-5  # what llama.cpp divides by at least: the smallest normal f16
+
 # How logits become probabilities (`scores`).
 SOFTMAX = 0  # softmax over all experts
 SIGMOID = 1
@@ -37,4 +49,100 @@ _G_COUNT, _G_IDS, _G_N_EXPERTS, _G_OFFSETS, _G_PAIRS = range(len(GROUP_FIELDS))
 
 def scratch_bytes(n_experts: int) -> int:
     """Bytes a thread needs: two f32 rows of n_experts, padded to whole vectors."""
-    return 2 * 4 * ((n_experts + 15) // 16 * 16)
+    return 2 * 4 * ((n_experts + LANES - 1) & -LANES)
+
+
+@jit.inner
+def _probabilities(logits, n, padded, kind, p):  # type: ignore[no-untyped-def]
+    """p = softmax, sigmoid or the logits themselves; `padded` values are written, those beyond n mean nothing."""
+    for i in range(n):
+        simd.store(p + 4 * i, simd.load(f32, logits + 4 * i))
+    for i in range(n, padded):
+        simd.store(p + 4 * i, f32(_LOWEST))
+    if kind == SIGMOID:
+        for i in range(0, padded, LANES):
+            simd.store(p + 4 * i, sigmoid(simd.load(f32x16, p + 4 * i)))
+    elif kind == SOFTMAX:
+        lanes = simd.splat(f32x16, f32(_LOWEST))
+        for i in range(0, padded, LANES):
+            lanes = simd.maximum(simd.load(f32x16, p + 4 * i), lanes)
+        largest, total = simd.hmax(lanes), simd.zero(f32x16)
+        for i in range(0, padded, LANES):
+            e = simd.exp(simd.load(f32x16, p + 4 * i) - largest)
+            simd.store(p + 4 * i, e)
+            total = total + e
+        factor = f32(1) / simd.hsum(total)
+        for i in range(0, padded, LANES):
+            simd.store(p + 4 * i, simd.load(f32x16, p + 4 * i) * factor)
+
+
+@jit.inner
+def _best(s, padded, otherwise):  # type: ignore[no-untyped-def]
+    """The lowest index of the largest score; `otherwise` if there is none (all are not numbers)."""
+    lanes = simd.splat(f32x16, f32(_LOWEST))
+    for i in range(0, padded, LANES):
+        lanes = simd.maximum(simd.load(f32x16, s + 4 * i), lanes)
+    largest = simd.hmax(lanes)
+    for i in range(0, padded, LANES):
+        lane = simd.first_lane(simd.load(f32x16, s + 4 * i) == largest)
+        if lane < LANES:
+            return i + lane
+    return otherwise
+
+
+@jit.op
+def route(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Each token's chosen experts, by falling score, and their weights. Tokens are shared out over threads."""
+    n_experts, top_k, kind, bias = field(args, _N_EXPERTS), field(args, _TOP_K), field(args, _SCORES), field(args, _BIAS)
+    padded = (n_experts + LANES - 1) & -LANES
+    p = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
+    s = p + 4 * padded
+    for t in range(tid, field(field(args, _COUNT), 0), nth):
+        _probabilities(field(args, _LOGITS) + t * field(args, _LOGITS_STRIDE), n_experts, padded, kind, p)
+        for i in range(n_experts):
+            steering = simd.load(f32, bias + 4 * i) if bias != 0 else f32(0)
+            simd.store(s + 4 * i, simd.load(f32, p + 4 * i) + steering)
+        for i in range(n_experts, padded):
+            simd.store(s + 4 * i, f32(_TAKEN))
+        ids, weights = field(args, _IDS) + 4 * t * top_k, field(args, _WEIGHTS) + 4 * t * top_k
+        for j in range(top_k):
+            expert = _best(s, padded, j)
+            set_index(ids, j, expert)
+            simd.store(weights + 4 * j, simd.load(f32, p + 4 * expert))
+            simd.store(s + 4 * expert, f32(_TAKEN))
+        total = f32(0)
+        largest = simd.load(f32, weights)
+        for j in range(top_k):
+            weight = simd.load(f32, weights + 4 * j)
+            if kind == SOFTMAX_CHOSEN:
+                weight = simd.exp(weight - largest)
+                simd.store(weights + 4 * j, weight)
+            total = total + weight
+        if field(args, _NORMALIZE) != 0:
+            total = simd.maximum(total, f32(_LEAST_SUM))
+        divisor = total if kind == SOFTMAX_CHOSEN or field(args, _NORMALIZE) != 0 else f32(1)
+        for j in range(top_k):
+            simd.store(weights + 4 * j, simd.load(f32, weights + 4 * j) / divisor * number(args, _SCALE))
+
+
+@jit.op
+def group_by_expert(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Counting sort of the pairs by expert, stable; thread 0 does it."""
+    if tid != 0:
+        return
+    n, ids, n_experts = field(field(args, _G_COUNT), 0), field(args, _G_IDS), field(args, _G_N_EXPERTS)
+    offsets, pairs = field(args, _G_OFFSETS), field(args, _G_PAIRS)
+    for e in range(n_experts + 1):
+        set_index(offsets, e, 0)
+    for i in range(n):
+        e = index(ids, i)
+        set_index(offsets, e + 1, index(offsets, e + 1) + 1)
+    for e in range(n_experts):
+        set_index(offsets, e + 1, index(offsets, e + 1) + index(offsets, e))
+    for i in range(n):
+        e = index(ids, i)
+        set_index(pairs, index(offsets, e), i)
+        set_index(offsets, e, index(offsets, e) + 1)
+    for e in range(n_experts, 0, -1):  # each start has moved to the next expert's
+        set_index(offsets, e, index(offsets, e - 1))
+    set_index(offsets, 0, 0)

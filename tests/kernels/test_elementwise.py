@@ -1,0 +1,82 @@
+"""Activations and additions: within 1e-6 of the naive form, and the same bits wherever in a row a value stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels.paged import address, run
+from tests.reference import ops
+from vllm_cpp.kernels.cpu import elementwise
+from vllm_cpp.kernels.records import pack
+
+
+def close(found, expected):
+    return np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+def swiglu(gate, up, out, width, nth=1):
+    count = np.array([len(gate)], np.int64)
+    record = pack(
+        elementwise.SWIGLU_FIELDS,
+        count=address(count), gate=address(gate), gate_stride=gate.strides[0], up=address(up), up_stride=up.strides[0], width=width,
+        out=address(out), out_stride=out.strides[0],
+    )  # fmt: skip
+    run([elementwise.swiglu], record, nth)
+
+
+@pytest.mark.parametrize("width", [1, 24, 160])
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_swiglu(width, nth):
+    both = np.random.default_rng(3).standard_normal((5, 2 * width)).astype(np.float32) * 8  # gate and up side by side in one buffer
+    out = np.zeros((5, width), np.float32)
+    swiglu(both, both[:, width:], out, width, nth)
+    assert close(out, ops.swiglu(both[:, :width].astype(np.float64), both[:, width:]))
+
+
+def test_bits_do_not_depend_on_the_place_in_a_row():
+    gate, up = np.random.default_rng(4).standard_normal((2, 1, 53)).astype(np.float32) * 20
+    whole, shifted = np.zeros((1, 53), np.float32), np.zeros((1, 53), np.float32)
+    swiglu(gate, up, whole, 53)
+    for start in range(1, 20):
+        swiglu(gate[:, start:], up[:, start:], shifted[:, start:], 53 - start, nth=3)
+        assert np.array_equal(shifted[:, start:], whole[:, start:])
+
+
+def test_swiglu_at_the_ends_of_the_range():
+    gate = np.array([[-200.0, -88.0, 0.0, 88.0, 200.0, np.inf, np.nan]], np.float32)
+    out = np.zeros_like(gate)
+    swiglu(gate, np.ones_like(gate), out, 7)
+    assert np.abs(out[0, :2]).max() < 1e-30
+    assert out[0, 2:6].tolist() == [0.0, 88.0, 200.0, np.inf]
+    assert np.isnan(out[0, 6])
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_add_rows_and_bias(nth):
+    rng = np.random.default_rng(5)
+    x, y, bias = rng.standard_normal((4, 37)).astype(np.float32), rng.standard_normal((4, 40)).astype(np.float32), rng.standard_normal(37).astype(np.float32)
+    expected = (x + y[:, :37]) + bias
+    for addend, stride in ((y, y.strides[0]), (bias, 0)):
+        count = np.array([4], np.int64)
+        record = pack(
+            elementwise.ADD_FIELDS, count=address(count), x=address(x), x_stride=x.strides[0], width=37, y=address(addend), y_stride=stride
+        )
+        run([elementwise.add], record, nth)
+    assert np.array_equal(x, expected)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_gated_add(nth):
+    rng = np.random.default_rng(6)
+    x, y = rng.standard_normal((2, 3, 70)).astype(np.float32)
+    gate = rng.standard_normal((3, 1)).astype(np.float32) * 4
+    expected = x + ops.sigmoid(gate) * y
+    count = np.array([3], np.int64)
+    record = pack(
+        elementwise.GATED_ADD_FIELDS,
+        count=address(count), x=address(x), x_stride=x.strides[0], width=70, y=address(y), y_stride=y.strides[0], gate=address(gate),
+        gate_stride=gate.strides[0],
+    )  # fmt: skip
+    run([elementwise.gated_add], record, nth)
+    assert close(x, expected)

@@ -1,0 +1,104 @@
+"""Rope: frequencies equal the recipe's, turned heads within 2e-6 of the naive form, keys and values land in their blocks, threads change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels.paged import MAX_TOKENS, Paged, address, run
+from tests.reference import ops
+from vllm_cpp.kernels.cpu import rope
+from vllm_cpp.kernels.cpu.kv_cache import KvLayout
+from vllm_cpp.kernels.records import pack
+
+EPS = 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        ({}, {}),
+        ({"scaling": "none", "factor": 4.0}, {}),
+        ({"scaling": "linear", "factor": 4.0}, {"factor": 4.0}),
+        ({"scaling": "yarn", "factor": 8.0, "original_context": 4096}, {"factor": 8.0, "yarn": (4096, 32.0, 1.0)}),
+        (
+            {"scaling": "yarn", "factor": 4.0, "original_context": 64, "beta_fast": 8.0, "beta_slow": 2.0},
+            {"factor": 4.0, "yarn": (64, 8.0, 2.0)},
+        ),
+        ({"divisors": np.linspace(1, 8, 32)}, {"divisors": np.linspace(1, 8, 32)}),
+    ],
+)
+def test_frequencies(options, recipe):
+    angles, magnitude = rope.rope_frequencies(64, 10000.0, **options)
+    assert np.allclose(angles, ops.rope_angles(32, 10000.0, **recipe), rtol=1e-12)
+    assert magnitude == pytest.approx(1 + 0.1 * np.log(options["factor"]) if options.get("scaling") == "yarn" else 1.0)
+
+
+def test_magnitude_takes_the_files_factor_too():
+    assert rope.rope_frequencies(8, 10000.0, scaling="yarn", factor=2.0, original_context=100, attn_factor=0.5)[1] == pytest.approx(0.5 + 0.05 * np.log(2))
+
+
+def test_unknown_scaling_is_refused():
+    with pytest.raises(ValueError, match="longrope"):
+        rope.rope_frequencies(8, 10000.0, scaling="longrope")
+
+
+def turn(heads, kv_heads, d, half, layout, norm, dtype="f16", nth=1):
+    """Turn some tokens of two sequences; what came out, and what went in."""
+    rng = np.random.default_rng(9)
+    paged = Paged(KvLayout(kv_heads, d, 16, dtype), [40, 5000], rng)
+    tokens = [(0, p) for p in range(10, 33)] + [(1, 4999)]
+    n = len(tokens)
+    paged.step(tokens)
+    q, k, v = (rng.standard_normal((n, width)).astype(np.float32) * 2 for width in (heads * d + 1, kv_heads * d, kv_heads * d + 2))
+    before = q.copy(), k.copy(), v.copy()
+    weights = [rng.standard_normal(d).astype(np.float32) for _ in "qk"] if norm else [None, None]
+    frequencies, magnitude = rope.rope_frequencies(2 * half, 10000.0, scaling="yarn", factor=2.0, original_context=512)
+    table = np.zeros((MAX_TOKENS, 2 * half), np.float32)
+    table_record = pack(
+        rope.ROPE_TABLE_FIELDS,
+        count=address(paged.count), positions=address(paged.positions), frequencies=address(frequencies), half=half, magnitude=magnitude,
+        table=address(table), table_stride=table.strides[0],
+    )  # fmt: skip
+    record = pack(
+        rope.ROPE_STORE_FIELDS,
+        count=address(paged.count), q=address(q), q_stride=q.strides[0], k=address(k), k_stride=k.strides[0], v=address(v), v_stride=v.strides[0],
+        n_heads=heads, n_kv_heads=kv_heads, head_dim=d, layout=layout, half=half, table=address(table), table_stride=table.strides[0],
+        q_norm=address(weights[0]), k_norm=address(weights[1]), eps=EPS, positions=address(paged.positions), seqs=address(paged.seqs),
+        kv_itemsize=paged.layout.itemsize, **paged.fields(),
+    )  # fmt: skip
+    run([rope.rope_table], table_record, nth)
+    run([rope.rope_store], record, nth)
+    return paged, tokens, (q, k, v), before, weights, (frequencies, magnitude)
+
+
+@pytest.mark.parametrize("layout", [rope.NEOX, rope.NEIGHBOURS])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "half", "norm", "dtype"),
+    [(6, 2, 64, 32, False, "f16"), (4, 4, 128, 32, True, "f16"), (3, 1, 40, 20, True, "f32"), (2, 2, 24, 6, False, "f32")],
+)
+def test_turned_and_stored(layout, heads, kv_heads, d, half, norm, dtype):
+    paged, tokens, (q, k, v), before, weights, (angles, magnitude) = turn(heads, kv_heads, d, half, layout, norm, dtype, nth=3)
+    positions, n = [p for _, p in tokens], len(tokens)
+    for found, given, n_heads, weight in ((q, before[0], heads, weights[0]), (k, before[1], kv_heads, weights[1])):
+        x = given[:, : n_heads * d].reshape(n, n_heads, d)
+        x = x if weight is None else ops.rmsnorm(x, weight, EPS)
+        expected = ops.rope(x, positions, angles, magnitude, layout == rope.NEIGHBOURS)
+        assert np.abs(found[:, : n_heads * d].reshape(n, n_heads, d) - expected).max() <= 2e-6 * np.abs(expected).max()
+        assert np.array_equal(found[:, n_heads * d :], given[:, n_heads * d :])
+    assert np.array_equal(v, before[2])
+    stored = paged.k_cache.dtype
+    written = np.zeros(paged.k_cache.shape, bool)
+    for t, (seq, position) in enumerate(tokens):
+        block, slot = paged.slot(seq, position)
+        assert np.array_equal(paged.k_cache[block, :, :, slot], k[t].reshape(kv_heads, d).astype(stored))
+        assert np.array_equal(paged.v_cache[block, :, slot, :d], v[t, : kv_heads * d].reshape(kv_heads, d).astype(stored))
+        written[block, :, :, slot] = True
+    assert np.isnan(paged.k_cache[~written]).all()
+
+
+@pytest.mark.parametrize("layout", [rope.NEOX, rope.NEIGHBOURS])
+def test_threads_change_no_bit(layout):
+    one = turn(6, 2, 40, 20, layout, norm=True)[2]
+    for nth in (2, 3, 5):
+        assert all(np.array_equal(a, b) for a, b in zip(turn(6, 2, 40, 20, layout, norm=True, nth=nth)[2], one, strict=True))

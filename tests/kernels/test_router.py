@@ -1,0 +1,76 @@
+"""The choice of experts equals the naive one, weights within 2e-6; the sorted pairs equal the naive ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels.paged import address, run
+from tests.reference import ops
+from vllm_cpp.kernels.cpu import router
+from vllm_cpp.kernels.records import pack
+
+KINDS = {"softmax": router.SOFTMAX, "sigmoid": router.SIGMOID, "softmax_chosen": router.SOFTMAX_CHOSEN}
+
+
+def route(logits, top_k, scores="softmax", bias=None, normalize=False, scale=1.0, nth=2):
+    n, n_experts = logits.shape
+    stride = router.scratch_bytes(n_experts)
+    count, scratch = np.array([n], np.int64), np.full(stride * nth, 0xFF, np.uint8)
+    ids, weights = np.zeros((n, top_k), np.int32), np.zeros((n, top_k), np.float32)
+    record = pack(
+        router.ROUTER_FIELDS,
+        count=address(count), logits=address(logits), logits_stride=logits.strides[0], n_experts=n_experts, top_k=top_k, scores=KINDS[scores],
+        bias=address(bias), normalize=normalize, scale=scale, ids=address(ids), weights=address(weights), scratch=address(scratch), scratch_stride=stride,
+    )  # fmt: skip
+    run([router.route], record, nth)
+    return ids, weights
+
+
+@pytest.mark.parametrize("n_experts", [7, 16, 60, 128])
+@pytest.mark.parametrize(
+    ("scores", "steered", "normalize", "scale"),
+    [("softmax", False, False, 1.0), ("softmax", False, True, 1.0), ("sigmoid", True, True, 2.5), ("softmax_chosen", False, False, 1.0), ("softmax", True, True, 1.0)],
+)
+def test_agrees_with_the_naive_router(n_experts, scores, steered, normalize, scale):
+    rng = np.random.default_rng(n_experts)
+    logits = (rng.standard_normal((9, n_experts)) * 3).astype(np.float32)
+    bias = -np.abs(rng.standard_normal(n_experts)).astype(np.float32) if steered else None  # all scores below zero: padding must not win
+    ids, weights = route(logits, 6, scores, bias, normalize, scale)
+    expected_ids, expected = ops.route(logits, 6, scores, bias, normalize, scale)
+    assert np.array_equal(ids, expected_ids)
+    assert np.abs(weights - expected).max() <= 2e-6 * scale
+
+
+def test_ties_go_to_the_lower_expert():
+    logits = np.zeros((1, 40), np.float32)
+    logits[0, [33, 5, 21]] = 2.0
+    assert route(logits, 5)[0].tolist() == [[5, 21, 33, 0, 1]]
+
+
+def test_all_experts_may_be_chosen():
+    logits = np.random.default_rng(1).standard_normal((2, 17)).astype(np.float32) * 200  # most probabilities are exactly zero
+    assert (np.sort(route(logits, 17)[0], 1) == np.arange(17)).all()
+
+
+def test_ids_stay_in_range_when_logits_are_not_numbers():
+    ids, weights = route(np.full((1, 5), np.nan, np.float32), 3)
+    assert sorted(ids[0].tolist()) == [0, 1, 2]
+    assert np.isnan(weights).all()
+
+
+def test_a_tiny_sum_is_not_divided_by():
+    logits = np.full((1, 8), -30.0, np.float32)
+    _, weights = route(logits, 2, "sigmoid", normalize=True)
+    assert np.allclose(weights, ops.sigmoid(-30.0) / 6.103515625e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_pairs_are_sorted_by_expert(nth):
+    ids = np.random.default_rng(2).integers(0, 11, 57).astype(np.int32)
+    count, offsets, pairs = np.array([57], np.int64), np.full(13, -1, np.int32), np.full(57, -1, np.int32)
+    record = pack(router.GROUP_FIELDS, count=address(count), ids=address(ids), n_experts=12, offsets=address(offsets), pairs=address(pairs))
+    run([router.group_by_expert], record, nth)
+    expected_offsets, expected_pairs = ops.group_by_expert(ids, 12)
+    assert np.array_equal(offsets, expected_offsets)
+    assert np.array_equal(pairs, expected_pairs)
