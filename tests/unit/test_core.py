@@ -172,6 +172,15 @@ def decoded_prefix(token_ids):
     return "".join(map(stream.push, token_ids))
 
 
+def test_a_stop_string_may_end_with_the_last_character_which_no_token_finished(make):
+    def half_a_character(token_ids, logits):
+        logits[0xE2] = np.inf
+
+    params = greedy(max_tokens=1, stop=("\ufffd",), logits_processor=half_a_character)
+    completion = make().submit("a", params).wait(PATIENCE_S)
+    assert (completion.text, completion.finish_reason) == ("", "stop")
+
+
 # refusals at submit
 
 
@@ -235,6 +244,12 @@ def test_batched_equals_one_by_one_greedy_and_seeded(make, num_blocks):
     stats = engine.stats()
     assert (stats["preemptions"] > 0) == (num_blocks == 6)
     assert stats["kv_blocks_used"] == 0
+
+
+def test_the_prefix_cache_can_be_off(make):
+    engine = make(enable_prefix_caching=False)
+    completions = [engine.submit("a" * 40, greedy(max_tokens=5)).wait(PATIENCE_S) for _ in range(2)]
+    assert [completion.cached_prompt_tokens for completion in completions] == [0, 0]
 
 
 def test_many_threads_at_once(make):
@@ -497,14 +512,17 @@ def test_a_failing_step_ends_its_requests_frees_their_blocks_and_the_engine_serv
 def test_close_aborts_what_runs_wakes_waiters_and_closes_the_runner():
     runner = FakeRunner(max_model_len=10_000_000, num_blocks=700_000)
     engine = Engine(runner, FakeTokenizer(), engine_params(max_num_seqs=1))
-    recorder = Recorder()
+    free = threading.Event()
+    recorder = Recorder(answer=lambda calls: free.wait(PATIENCE_S) if calls[-1][1] else True)
     requests = [engine.submit("a", greedy(max_tokens=None), recorder), engine.submit("b", greedy(max_tokens=None))]
     reasons = []
+    threading.Timer(0.1, free.set).start()  # close waits for the last call, which waits for this
     waiters = [threading.Thread(target=lambda request=request: reasons.append(request.wait().finish_reason)) for request in requests]
     for waiter in waiters:
         waiter.start()
     engine.close()
-    assert recorder.calls[-1][1]  # no call comes after close
+    assert free.is_set()  # no call is under way, or comes, after close
+    assert recorder.calls[-1][1]
     assert not any(thread.is_alive() for thread in recorder.threads)
     for waiter in waiters:
         waiter.join()
@@ -533,8 +551,9 @@ def test_a_mistake_of_the_engine_leaves_nobody_waiting(make, monkeypatch):
     gate = Gate(runner)
     engine = make(runner)
     monkeypatch.setattr(engine._scheduler, "commit", lambda batch: 1 / 0)
-    requests = [engine.submit("a", greedy()), engine.submit("b", greedy(), Recorder())]
+    requests = [engine.submit("a", greedy())]
     gate.await_step()
+    requests.append(engine.submit("b", greedy(), Recorder()))
     gate.release()
     for request in requests:
         with pytest.raises(InternalError, match="ZeroDivisionError"):
@@ -561,17 +580,20 @@ def test_each_waiter_gets_its_own_exception(make):
 
 
 def test_threads_of_the_library_take_no_signals_and_the_callers_mask_stays(make):
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     masks = []
 
     def note(*_):
         masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
-    make().submit("a", greedy(max_tokens=1, logits_processor=note), note).wait(PATIENCE_S)
+    mine = signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGUSR2})
+    try:
+        make().submit("a", greedy(max_tokens=1, logits_processor=note), note).wait(PATIENCE_S)
+    finally:
+        after = signal.pthread_sigmask(signal.SIG_SETMASK, mine)
     unblockable = {signal.SIGKILL, signal.SIGSTOP}
     assert len(masks) >= 2
     assert all(mask == signal.valid_signals() - unblockable for mask in masks)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert after == {signal.SIGUSR2}
 
 
 def test_an_idle_engine_sleeps(make):
@@ -606,11 +628,15 @@ def test_a_program_that_forgets_to_close_ends(tmp_path):
         "from fakes import FakeRunner, FakeTokenizer, engine_params\n"
         "from vllm_cpp.config.sampling import SamplingParams\n"
         "from vllm_cpp.core import Engine\n"
-        "runner = FakeRunner(max_model_len=10**7, num_blocks=10**5)\n"
+        "import os\n"
+        "class Runner(FakeRunner):\n"
+        "    def close(self):\n"
+        "        os.write(1, b'closed\\n')\n"
+        "runner = Runner(max_model_len=10**7, num_blocks=10**5)\n"
         "engine = Engine(runner, FakeTokenizer(), engine_params())\n"
         "engine.submit('a', SamplingParams(max_tokens=0), lambda text, finished: None)\n"
         "print('end', flush=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\nclosed\n", "")

@@ -117,6 +117,17 @@ def test_the_ends_of_the_uniform_range_fall_on_tokens_with_weight(uniform):
     assert draw.draw(row.copy(), uniform, temperature=1.0) == (601 if uniform == 0.0 else 603)
 
 
+def test_a_block_whose_sums_disagree_in_rounding_gives_no_token_without_weight():
+    """A uniform number just below the edge between two blocks, with tokens of no weight on both sides of it."""
+    for seed in range(300):
+        row = np.random.default_rng(seed).normal(size=1024).astype(np.float32)
+        row[400:600] = -np.inf
+        weights = np.exp(row - row.max())
+        edge = np.nextafter(weights[:512].sum(dtype=np.float64) / weights.sum(dtype=np.float64), 0.0)
+        token = draw.draw(row.copy(), edge, temperature=1.0)
+        assert token < 400 or token >= 600
+
+
 def test_the_lowest_temperature_overflows_nothing():
     row = np.array([1e30, -1e30, 3e38, 0.0], np.float32)
     with np.errstate(all="raise", under="ignore", over="ignore"):

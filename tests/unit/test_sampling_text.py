@@ -44,12 +44,12 @@ def test_any_cut_of_the_text_stops_at_the_same_place(cut, stops):
     assert (delivered, stopped) == naive(text, stops)
 
 
-@given(texts, stop_sets)
-def test_no_more_is_held_back_than_could_become_a_stop_string(text, stops):
+@given(texts, stop_sets, st.booleans())
+def test_no_more_is_held_back_than_could_become_a_stop_string(text, stops, armed):
     scanner = StopScanner(stops)
     delivered = ""
     for index, character in enumerate(text):
-        part, stopped = scanner.push(character)
+        part, stopped = scanner.push(character, armed)
         delivered += part
         if stopped:
             break

@@ -171,6 +171,19 @@ def test_the_youngest_is_put_back_when_blocks_run_out_and_resumes_with_the_same_
     assert young.num_cached == 0  # finding its own blocks again is no hit
 
 
+def test_a_sequence_that_was_put_back_is_the_first_to_come_in_again():
+    scheduler, runner = make(num_blocks=6, max_num_seqs=2), FakeRunner(num_blocks=6)
+    old, young, later = (Sequence(prompt_of(30, seed)) for seed in range(3))
+    for sequence in (old, young, later):
+        scheduler.add(sequence)
+    ran = []
+    serve(scheduler, runner, {old: 40, young: 40, later: 1}, lambda batch: ran.extend(batch.sequences))
+    assert scheduler.num_preemptions == 1
+    gap = next(index for index in range(len(ran)) if ran[index] is old and ran[index + 1] is old)  # the young one is out
+    assert later not in ran[:gap]
+    assert young in ran[gap : ran.index(later)]
+
+
 @pytest.mark.parametrize("length", [49, 40])
 def test_a_sequence_that_can_never_fit_is_refused_naming_num_blocks(length):
     scheduler, runner = make(num_blocks=3), FakeRunner(num_blocks=3)
