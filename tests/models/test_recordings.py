@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 
+import oracle
 from vllm_cpp import models
 from vllm_cpp.config import offload
 from vllm_cpp.config.engine import EngineParams

@@ -17,13 +17,15 @@ from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file import GGUFModel, TensorInfo
 from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.cpu import attention as attention_ops
-from vllm_cpp.kernels.cpu import elementwise, embedding, matmul, moe, norm, quantize, rope, router
+from vllm_cpp.kernels.cpu import elementwise, embedding, matmul, moe, norm, panel, quantize, rope, router
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.kernels.cpu.registry import EncodingKernels, encoding_kernels, tile_scratch_bytes
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.models.program import Program
 
 Address = int
+
+_MAX_SLOTS = 4096  # partial results of attention a step has room for: more sequences with longer contexts fold their chunks one after the other
 
 
 @dataclass(slots=True)
@@ -225,15 +227,14 @@ class Builder:
         if layout == "f32":
             return x.address, x.stride
         if layout not in x.quantized:
-            row_bytes = quantize.activation_row_bytes(layout, x.width)
-            stride = -(-row_bytes // 64) * 64
+            stride = quantize.activation_row_bytes(layout, x.width)
             name = f"{x.name}:{layout}"
             known = self._activations.get(name)
             if known is None:
                 known = self._activations[name] = self.zeros((len(x.array), stride), np.uint8)
             record = pack(
-                quantize.QUANTIZE_FIELDS, count=x.count, x=x.address, x_stride=x.stride, k=x.width, out=known.ctypes.data, out_stride=stride,
-                layout=quantize.LAYOUTS[layout],
+                quantize.FIELDS, count=x.count, x=x.address, x_stride=x.stride, k=x.width, out=known.ctypes.data, out_stride=stride,
+                layout=quantize.LAYOUTS.index(layout),
             )  # fmt: skip
             self.program.add(quantize.quantize, record, f"{name}", barrier)
             x.quantized[layout] = known.ctypes.data, stride
@@ -299,12 +300,13 @@ class Builder:
         """How this step's tokens are cut up for attention; once a step, before the first `attention`."""
         step = self.step
         block_size = self.kv_layouts[0].block_size
-        slots = attention_ops.MAX_SLOTS
+        chunks = -(-step.max_blocks * block_size // attention_ops.chunk_tokens(block_size))
+        slots = min(step.max_seqs * chunks, _MAX_SLOTS)
         self._plan = self.zeros(attention_ops.plan_words(step.max_tokens, slots), np.int32)
         self._partials = slots, self.zeros(slots * attention_ops.partial_bytes(n_heads, head_dim), np.uint8)
         record = pack(
             attention_ops.PLAN_FIELDS, count=self.count("tokens"), positions=step.positions.ctypes.data, seqs=step.seqs.ctypes.data,
-            tile_tokens=attention_ops.tile_tokens(n_heads, n_kv_heads), chunk_blocks=attention_ops.chunk_blocks(block_size), n_slots=slots,
+            tile_tokens=attention_ops.tile_tokens(n_heads, n_kv_heads), chunk_tokens=attention_ops.chunk_tokens(block_size), n_slots=slots,
             plan=self._plan.ctypes.data, max_items=step.max_tokens + slots,
         )  # fmt: skip
         self.program.add(attention_ops.attention_plan, record, "plan of attention")
@@ -319,11 +321,10 @@ class Builder:
             rope.ROPE_STORE_FIELDS, count=q.count, q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride, v=v.address, v_stride=v.stride,
             n_heads=q.width // kv.head_dim, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, layout=layout, half=half, table=table[0],
             table_stride=table[1], q_norm=q_norm, k_norm=k_norm, eps=float(eps), k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data,
-            block_size=kv.block_size, positions=step.positions.ctypes.data, seqs=step.seqs.ctypes.data,
+            block_size=kv.block_size, kv_itemsize=kv.itemsize, positions=step.positions.ctypes.data, seqs=step.seqs.ctypes.data,
             block_tables=step.block_tables.ctypes.data, block_tables_stride=step.block_tables.strides[0],
         )  # fmt: skip
-        kernel = rope.rope_store_f16 if kv.dtype == "f16" else rope.rope_store_f32
-        self.program.add(kernel, record, f"turn {q.name}, {k.name}; store {k.name}, {v.name} of layer {il}")
+        self.program.add(rope.rope_store, record, f"turn {q.name}, {k.name}; store {k.name}, {v.name} of layer {il}")
         q.quantized.clear()
         k.quantized.clear()
 
@@ -332,16 +333,16 @@ class Builder:
         kv, step = self.kv_layouts[il], self.step
         k_cache, v_cache = self.kv_caches[il]
         n_heads = q.width // kv.head_dim
+        product = panel.product_f16 if kv.dtype == "f16" else panel.product_f32
         record = pack(
             attention_ops.ATTENTION_FIELDS, plan=self._plan.ctypes.data, max_items=step.max_tokens + self._partials[0], q=q.address, q_stride=q.stride,
             out=out.address, out_stride=out.stride, n_heads=n_heads, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, scale=float(scale),
             k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data, block_size=kv.block_size, block_tables=step.block_tables.ctypes.data,
-            block_tables_stride=step.block_tables.strides[0], chunk_blocks=attention_ops.chunk_blocks(kv.block_size),
+            block_tables_stride=step.block_tables.strides[0], kv_itemsize=kv.itemsize, product_fn=product.address, chunk_tokens=attention_ops.chunk_tokens(kv.block_size),
             partials=self._partials[1].ctypes.data, scratch=0, scratch_stride=0,
         )  # fmt: skip
         self._wants_scratch(record, attention_ops.ATTENTION_FIELDS, attention_ops.scratch_bytes(n_heads, kv.n_kv_heads, kv.head_dim, kv.block_size))
-        kernel = attention_ops.attention_f16 if kv.dtype == "f16" else attention_ops.attention_f32
-        self.program.add(kernel, record, f"{out.name} = attention({q.name}) of layer {il}")
+        self.program.add(attention_ops.attention, record, f"{out.name} = attention({q.name}) of layer {il}")
         self.program.add(attention_ops.attention_merge, record, f"{out.name}: merge the chunks of long contexts")
         out.quantized.clear()
 
@@ -358,7 +359,7 @@ class Builder:
             bias=bias, normalize=normalize, scale=float(scale), ids=ids.ctypes.data, weights=weights.ctypes.data, scratch=0, scratch_stride=0,
         )  # fmt: skip
         self._wants_scratch(record, router.ROUTER_FIELDS, router.scratch_bytes(n_experts))
-        self.program.add(router.router, record, f"choose {top_k} of {n_experts} experts")
+        self.program.add(router.route, record, f"choose {top_k} of {n_experts} experts")
         record = pack(
             router.GROUP_FIELDS, count=pairs, ids=ids.ctypes.data, n_experts=n_experts, offsets=offsets.ctypes.data, pairs=order.ctypes.data,
         )  # fmt: skip

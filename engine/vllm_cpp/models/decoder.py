@@ -90,7 +90,12 @@ def rope_of(b: Builder, hp: HyperParameters) -> Turn:
     half = hp.rope.dimension_count // 2
     info = b.model.maybe("rope_freqs.weight", (half,), ("F32",))
     factors = None if info is None else b.model.bytes_of(info.name).view("<f4")
-    frequencies, magnitude = rope.rope_frequencies(hp.rope, factors)
+    if hp.rope.scaling == "longrope":
+        raise ModelLoadError(f"rope.scaling.type is 'longrope', which this build does not compute for {hp.architecture}; none, linear and yarn it does")
+    frequencies, magnitude = rope.rope_frequencies(
+        hp.rope.dimension_count, hp.rope.freq_base, scaling=hp.rope.scaling, factor=hp.rope.factor,
+        original_context=hp.rope.original_context_length, attn_factor=hp.rope.attn_factor, divisors=factors,
+    )  # fmt: skip
     return Turn(b.rope_table(frequencies, magnitude), half)
 
 
