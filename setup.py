@@ -24,6 +24,7 @@ from vllm_capi import build  # noqa: E402 - the source tree is not on the path o
 
 HEADER = ROOT / "include" / "vllm.h"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-Wall", "-Wextra", "-Wno-format-truncation"]
+FLAGS += [f"-ffile-prefix-map={ROOT}=."]  # the same library wherever it is built
 LIBRARY_FLAGS = ["-shared", "-Wl,-soname,libvllm.so.0", f"-Wl,--version-script={build.SOURCES / 'libvllm.map'}"]
 LIB = "vllm_capi/lib"
 
