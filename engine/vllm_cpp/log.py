@@ -1,8 +1,9 @@
 """The library's voice on stderr.
 
 Owns: whole lines on file descriptor 2, each in one write so that lines of several threads (and of the host program) never interleave,
-and the memory of what was said once. Must not know what is said or why, and nothing else in the package may write to stderr.
-The descriptor is written directly: a C host has no use for Python's buffered `sys.stderr`, and may have replaced or closed it.
+the status line of a terminal, and the memory of what was said once. Must not know what is said or why, and nothing else in the package
+may write to stderr. The descriptor is written directly: a C host has no use for Python's buffered `sys.stderr`, and may have replaced or
+closed it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import os
 import threading
 
 _STDERR = 2
+_CLEAR_LINE = b"\r\x1b[K"
 _said: set[str] = set()
 _said_lock = threading.Lock()
+_status = b""  # what `status` shows at the moment
 
 
 def _encoded(text: str) -> bytes:
@@ -23,14 +26,27 @@ def _encoded(text: str) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
-def line(text: str) -> None:
-    """Write `text` and a newline to stderr. A closed or full stderr loses the line; it never raises."""
-    rest = _encoded(text) + b"\n"
+def _write(data: bytes) -> None:
+    # A closed or full stderr loses what was said; it never raises.
     try:
-        while rest:
-            rest = rest[os.write(_STDERR, rest) :]
+        while data:
+            data = data[os.write(_STDERR, data) :]
     except OSError:
         pass
+
+
+def line(text: str) -> None:
+    """Write `text` and a newline to stderr, above a status line that is showing."""
+    whole = _encoded(text) + b"\n"
+    _write(_CLEAR_LINE + whole + _status if _status else whole)
+
+
+def status(text: str) -> None:
+    """Show `text` as the one line that is rewritten in place; "" takes it away. Only for a stderr that is a terminal."""
+    global _status
+    if text or _status:
+        _status = _encoded(text)
+        _write(_CLEAR_LINE + _status)
 
 
 def warn(text: str) -> None:

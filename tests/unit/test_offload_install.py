@@ -99,7 +99,8 @@ def test_line_one_and_two(monkeypatch, capfd):
         install(document(mmap={"enabled": True, "prefault": False}, expert_stream={"enabled": True, "slots": 4000}))
     assert capfd.readouterr().err == (
         "engine: weight residency (offload_config vllm_cpp): mmap=on prefault=off expert_stream=on expert_stream_slots=4000\n"
-        "engine: weight residency: the environment OVERRIDES the config for VT_GGUF_PREFAULT (prefault), VT_MOE_EXPERT_STREAM (expert_stream)\n"
+        "engine: weight residency: the environment OVERRIDES the config for "
+        "VT_GGUF_PREFAULT (prefault), VT_MOE_EXPERT_STREAM (expert_stream)\n"
     )
 
 

@@ -1,0 +1,387 @@
+"""The Python door: load a model, generate, close.
+
+Owns: the order in which an engine is built and refused, and the `LLM` object over it. Must not know how anything below computes; every
+error that leaves here is a VllmError. Heavy imports (numba and the kernels) wait until a file has been opened, so that a mistake in an
+argument is named in milliseconds and `import vllm_cpp` stays cheap.
+
+The order is the C API's: documents and enums (InvalidArgumentError), then the device, then the path, then what the file turns out to hold
+(ModelLoadError), and weights last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import os
+import queue
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm_cpp.config import engine as engine_config
+from vllm_cpp.config import fields, offload
+from vllm_cpp.config.engine import EngineParams
+from vllm_cpp.config.offload.install import say_placement
+from vllm_cpp.config.sampling import FIELD_NAMES, SamplingParams
+from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, ModelLoadError, VllmError
+
+if TYPE_CHECKING:
+    from vllm_cpp.core import Engine
+    from vllm_cpp.gguf_file import GGUFModel
+    from vllm_cpp.request import Completion, Request
+
+Progress = Callable[[str, float], None]
+"""Called while loading, with what is being done and how far it is, 0 to 1."""
+
+_PARAMETERS: Final = tuple(name for name in engine_config.FIELD_NAMES if name != "model_path")
+_CPU: Final = "cpu"
+_OPENING: Final = "opening the file"
+_VOCABULARY: Final = "reading the vocabulary"
+_POLL_S: Final = 0.02
+_BUILDING: Final = "preparing the kernels"
+
+
+def build_engine(params: EngineParams, progress: Progress | None = None) -> Engine:
+    """The engine these parameters describe. Closing it closes the model's file as well."""
+    try:
+        return _build(params, progress or _silent)
+    except VllmError:
+        raise
+    except MemoryError as error:
+        raise ModelLoadError(f"{params.model_path}: not enough memory to load this model") from error
+    except OSError as error:
+        raise ModelLoadError(f"{params.model_path}: {error}") from error
+    except Exception as error:  # a mistake of ours, but no door may see anything but a VllmError
+        raise InternalError(f"{params.model_path}: loading failed: {type(error).__name__}: {error}; please report it") from error
+
+
+def _silent(_what: str, _fraction: float) -> None: ...
+
+
+def _build(params: EngineParams, progress: Progress) -> Engine:
+    document = offload.parse(params.offload_config)
+    engine_config.refuse_what_is_not_built(params)
+    residency = offload.install(document)
+    engine_config.warn_of_what_sizes_nothing(params)
+    progress(_OPENING, 0.0)
+    from vllm_cpp.gguf_file import open_model
+
+    model = open_model(model_file(params.model_path))
+    try:
+        from vllm_cpp import core, models
+        from vllm_cpp.tokenizer import ChatTemplate, Tokenizer
+
+        family = models.find(model.architecture)
+        if document.weight_offload.enabled:
+            _refuse_weight_offload(family.architecture)
+        say_placement(residency, _CPU)
+        progress(_VOCABULARY, 0.0)
+        tokenizer = Tokenizer.from_gguf(model)
+        chat_template = ChatTemplate.from_gguf(model)
+        offload.freeze_expert_stream(residency.expert_stream)
+        progress(_BUILDING, 0.0)
+        runner = models.load(model, params, residency, progress)
+        return core.Engine(_WithItsFile(runner, model, residency), tokenizer, params, chat_template)
+    except BaseException:
+        model.close()
+        raise
+
+
+def model_file(path: str) -> str:
+    """The GGUF file a path means: itself, or the one model (a split one counts once) that a directory holds."""
+    if not Path(path).is_dir():
+        return path
+    names = sorted(file.name for file in Path(path).glob("*.gguf") if not file.name.startswith("mmproj"))
+    first_shards = [name for name in names if not _is_later_shard(name)]
+    if not first_shards:
+        raise ModelLoadError(f"{path}: the directory holds no .gguf file, and nothing else is read")
+    if len(first_shards) > 1:
+        raise ModelLoadError(f"{path}: the directory holds {len(first_shards)} models ({', '.join(first_shards[:4])} …); name one")
+    return str(Path(path) / first_shards[0])
+
+
+def _is_later_shard(name: str) -> bool:
+    stem, _, total = name.removesuffix(".gguf").rpartition("-of-")
+    number = stem.rpartition("-")[2]
+    return total.isdigit() and number.isdigit() and int(number) > 1
+
+
+def _refuse_weight_offload(architecture: str) -> None:
+    """No loader consults an offloader, and on this device there is nothing to move: both are said, before any weight is read."""
+    raise ModelLoadError(
+        f'weight offload is configured but architecture "{architecture}" does not support it: its loader does not consult the weight '
+        "offloader, so every weight would stay on the device and the budget would free nothing. Remove --offload-config, or wire this "
+        f"model's loader. (The device here is {_CPU}: its weights are in host memory already, and offloading to the CPU frees nothing.)"
+    )
+
+
+class _WithItsFile:
+    """A runner that owns the file it reads weights from, and can say where they live."""
+
+    def __init__(self, runner: Any, model: GGUFModel, residency: offload.Residency) -> None:
+        self._runner = runner
+        self._model = model
+        self.run = runner.run
+        self.vocab_size: int = runner.vocab_size
+        self.max_model_len: int = runner.max_model_len
+        self.block_size: int = runner.block_size
+        self.num_blocks: int = runner.num_blocks
+        sizes: Counter[str] = Counter()
+        for tensor in model.tensors.values():
+            sizes[tensor.encoding.name] += tensor.n_bytes
+        self._about = {
+            "architecture": model.architecture,
+            "encoding_bytes": dict(sizes.most_common()),
+            "weights": "in the file's mapping" if residency.mmap else "in memory",
+            "max_model_len": self.max_model_len,
+        }
+
+    def stats(self) -> dict[str, Any]:
+        below = getattr(self._runner, "stats", None)
+        return {**self._about, **(below() if below is not None else {})}
+
+    def close(self) -> None:
+        try:
+            self._runner.close()
+        finally:
+            self._model.close()
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    offload_config: str | dict[str, Any] | None = None,
+    device: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    **more: Any,
+) -> LLM:
+    """Load a GGUF file (any shard of a split one, or the directory of one) and answer with an `LLM`; use it in a `with` statement.
+
+    `offload_config` is the offload document, as JSON text or a dict. `progress(what, fraction)` is called while loading. The other
+    parameters are those of `EngineParams`, by their names.
+    """
+    given = {"offload_config": offload_config, "device": device, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
+    return LLM(path, progress=progress, threads=threads, **given, **more)
+
+
+class LLM:
+    """A loaded model. Its methods may be called from several threads at once; requests are computed together."""
+
+    def __init__(self, path: str | os.PathLike[str], *, progress: Progress | None = None, **parameters: Any) -> None:
+        given = {name: value for name, value in parameters.items() if value is not None}
+        # Nobody who leaves this out states a fraction, so nobody is warned that it sizes nothing.
+        given.setdefault("gpu_memory_utilization", 0.0)
+        fields.refuse_unknown("load", given, _PARAMETERS)
+        params = EngineParams(model_path=_path_text(path), **given)
+        self._engine: Engine | None = build_engine(params, progress)
+        self._path = params.model_path
+
+    # generating
+
+    def generate(self, prompt: Any, sampling: SamplingParams | None = None, **keywords: Any) -> Any:
+        """Complete a prompt, or each of a list of prompts together.
+
+        A prompt is a text or a list of token ids. Sampling is given as `SamplingParams` or by its keywords, with vLLM's defaults: note
+        max_tokens=16 and temperature=1.0, which samples; temperature=0 is greedy. Answers with a `Completion` (text, token_ids,
+        finish_reason, prompt_tokens, completion_tokens, timings), or a list of them for a list.
+        """
+        engine, params = self._open(), _sampling("generate", sampling, keywords)
+        prompts, many = _prompts(prompt)
+        requests: list[Request] = []
+        try:
+            for one in prompts:
+                requests.append(engine.submit(one, params))
+            completions = [request.wait() for request in requests]
+        except BaseException:  # one prompt was refused, or the user interrupts: nobody will ask for the others
+            for request in requests:
+                request.cancel()
+            raise
+        return completions if many else completions[0]
+
+    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None, **keywords: Any) -> Stream:
+        """Complete one prompt and iterate over its text as it comes. Closing the iterator, or dropping it, ends the request."""
+        engine, params = self._open(), _sampling("stream", sampling, keywords)
+        return Stream(lambda on_delta: engine.submit(prompt, params, on_delta))
+
+    def chat(self, messages: Sequence[dict[str, Any]], *, stream: bool = False, **request: Any) -> Any:
+        """Answer a conversation: an OpenAI chat.completion object as a dict, or with stream=True an iterator of chat.completion.chunk.
+
+        The keywords are those of OpenAI's request; the prompt is made by the model's own chat template.
+        """
+        from vllm_cpp.openai import chat
+
+        engine, document = self._open(), {**request, "messages": list(messages)}
+        return ChunkStream(lambda on_chunk: chat.submit(engine, document, on_chunk)) if stream else chat.complete(engine, document)
+
+    def embed(self, *_: Any, **__: Any) -> Any:
+        """Refused: this is a text model."""
+        raise InvalidArgumentError("embed: this model generates text and has no pooled output; use generate or chat")
+
+    # text and ids
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._open().tokenizer
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """The token ids of a text. `add_special` adds what the model wants around a prompt; `parse_special` reads special tokens in it."""
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"tokenize takes a string, not {fields.shown(text)}")
+        return list(self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of token ids."""
+        tokenizer = self.tokenizer
+        ids = [fields.integer(f"token_ids[{i}]", token, 0, tokenizer.vocab_size - 1) for i, token in enumerate(token_ids)]
+        return str(tokenizer.decode(ids, skip_special=skip_special))
+
+    # the engine
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since loading, and how full the engine is now."""
+        return self._open().stats()
+
+    def close(self) -> None:
+        """End what runs and give everything back. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _open(self) -> Engine:
+        if self._engine is None:
+            raise GenerationError(f"{self._path}: this model was closed; load it again")
+        return self._engine
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # getattr: __init__ may have refused its arguments. suppress: at interpreter exit the modules a close needs may be gone.
+        if getattr(self, "_engine", None) is not None:
+            with contextlib.suppress(Exception):
+                self.close()
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return f"<vllm_cpp.LLM {self._path} closed>"
+        about = self._engine.stats()["runner"]
+        mix = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in about["encoding_bytes"].items())
+        return (
+            f"<vllm_cpp.LLM {self._path} {about['architecture']} ({mix}) on {_CPU}, weights {about['weights']}, "
+            f"max_model_len={about['max_model_len']}>"
+        )
+
+
+class _Deliveries:
+    """What a request delivers, as an iterator in the caller's thread."""
+
+    def __init__(self, submit: Callable[[Callable[..., bool]], Request]) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._over = False
+        self._request: Request | None = None
+        self._request = submit(self._deliver)
+
+    def _deliver(self, *delivery: Any) -> bool:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self._over = True
+        assert self._request is not None
+        self._request.wait()  # raises what went wrong
+
+    @property
+    def completion(self) -> Completion:
+        """What the request ended with; known once the iterator is used up or closed."""
+        assert self._request is not None
+        return self._request.wait()
+
+    def close(self) -> None:
+        """End the request if it still runs. Safe to call twice, or after the last item."""
+        self._over = True
+        if self._request is not None:
+            self._request.cancel()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_over", True):
+            self.close()
+
+
+class Stream(_Deliveries, Iterator[str]):
+    """The text of one completion, piece by piece; no piece splits a character. `completion` has the whole once it is over."""
+
+    def _deliver(self, text: str, finished: bool) -> bool:
+        self._queue.put((text, finished))
+        return True
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        while not self._over:
+            text, finished = self._queue.get()
+            if finished:
+                self._end()
+            if text:
+                return str(text)
+        raise StopIteration
+
+
+class ChunkStream(_Deliveries, Iterator[dict[str, Any]]):
+    """The chunks of one chat answer."""
+
+    def _deliver(self, chunk: dict[str, Any]) -> bool:
+        self._queue.put(chunk)
+        return True
+
+    def __iter__(self) -> ChunkStream:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        assert self._request is not None
+        while not self._over:
+            # A failed request delivers no last chunk, so its end is seen on the request.
+            if self._request.done and self._queue.empty():
+                self._end()
+                break
+            with contextlib.suppress(queue.Empty):
+                return dict(self._queue.get(timeout=_POLL_S))
+        raise StopIteration
+
+
+def _path_text(path: object) -> str:
+    try:
+        return os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgumentError(f"load takes the path of a model, not {fields.shown(path)}") from None
+
+
+def _sampling(function: str, sampling: SamplingParams | None, keywords: dict[str, Any]) -> SamplingParams:
+    if sampling is None:
+        fields.refuse_unknown(function, keywords, FIELD_NAMES)
+        return SamplingParams(**keywords)
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidArgumentError(f"{function} takes SamplingParams, not {fields.shown(sampling)}")
+    if keywords:
+        raise InvalidArgumentError(f"{function} takes SamplingParams or keywords, not both ({', '.join(keywords)})")
+    return sampling
+
+
+def _prompts(prompt: Any) -> tuple[list[Any], bool]:
+    """The prompts and whether there may be several. A list of numbers is one prompt of token ids."""
+    if isinstance(prompt, list | tuple) and not (prompt and isinstance(prompt[0], numbers.Integral)):
+        return list(prompt), True
+    return [prompt], False
