@@ -66,12 +66,13 @@ def a32_block(x: Value, record: Value, place: Value) -> None:
     halves = [load(f32x16, x), load(f32x16, x + 64)]
     largest = hmax(maximum(absolute(halves[0]), absolute(halves[1])))
     factor = select(largest > 0.0, constant(f32, 127.0) / largest, constant(f32, 0.0))
-    d = round_half(largest / 127.0)
+    d = largest / 127.0
     whole = [convert(i32x16, nearest(half * factor)) for half in halves]
     total = hsum(whole[0] + whole[1])
     for half, at in zip(whole, (0, a32.SECOND), strict=True):
         store(record + at + place * 16, convert(i8x16, half))
-    _a32_scales(record, place, d, total)
+    # The scaled sum goes through f16 as in ggml's Q8_1, whose sum it is: with the exact one, a near tie between experts can fall the other way.
+    _a32_scales(record, place, round_half(d), round_half(d * convert(f32, total)), total)
 
 
 @unrolled
@@ -79,14 +80,14 @@ def a32_no_block(record: Value, place: Value) -> None:
     """A place whose block is counted elsewhere, or that the row does not have."""
     for at in (0, a32.SECOND):
         store(record + at + place * 16, zero(i8x16))
-    _a32_scales(record, place, constant(f32, 0), constant(i32, 0))
+    _a32_scales(record, place, constant(f32, 0), constant(f32, 0), constant(i32, 0))
 
 
-def _a32_scales(record: Value, place: Value, d: Value, total: Value) -> None:
+def _a32_scales(record: Value, place: Value, d: Value, scaled_total: Value, total: Value) -> None:
     entry = record + a32.SCALES + place * 4
     store(entry, d)
     store(entry + 16, constant(f32, 1))
-    store(entry + (a32.SUMS_SCALED - a32.SCALES), d * convert(f32, total))
+    store(entry + (a32.SUMS_SCALED - a32.SCALES), scaled_total)
     store(entry + (a32.SUMS - a32.SCALES), total)
 
 
