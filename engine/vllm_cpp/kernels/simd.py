@@ -279,6 +279,13 @@ def pack(parts: Sequence[Value]) -> Value:
     return Value(kind, vector)
 
 
+def bit_mask(bits: Value) -> Value:
+    """An integer's (or integer vector's) bits as a mask for `select`, the lowest bit first (unrolled functions only)."""
+    lanes = element_of(bits.type).bitwidth * getattr(bits.type, "lanes", 1)
+    kind = VecType(types.boolean, lanes)
+    return Value(kind, builder().bitcast(bits.ir, llvm_type(kind)))
+
+
 def repeat(x: Value, times: int) -> Value:
     """All lanes of `x`, `times` over (unrolled functions only)."""
     return shuffle(x, list(range(x.type.lanes)) * times)

@@ -11,7 +11,6 @@ llama.cpp to rounding; their places in memory are ours, chosen so that the row a
 from __future__ import annotations
 
 import functools
-import operator
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import a32, q8k

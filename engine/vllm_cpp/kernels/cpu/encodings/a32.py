@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, store_lanes, transpose_rows
 from vllm_cpp.kernels.simd import (
+    bit_mask,
     convert,
     dots,
     dots_at_once,
@@ -26,9 +27,7 @@ from vllm_cpp.kernels.simd import (
     f32x16,
     fma,
     half_to_float,
-    high,
     hsum,
-    i8x16,
     i8x64,
     i32,
     i32x4,
@@ -36,10 +35,9 @@ from vllm_cpp.kernels.simd import (
     i64,
     join,
     load,
-    low,
-    minimum,
     pack,
     prefetch,
+    select,
     shuffle,
     signed_offset,
     splat,
@@ -54,7 +52,7 @@ from vllm_cpp.kernels.simd import (
     view,
     zero,
 )
-from vllm_cpp.kernels.vectors import Value
+from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK = 32
 QUAD = 4
@@ -108,6 +106,13 @@ def nibbles(w: Value, offset: int, block_bytes: int) -> tuple[Value, Value]:
 def scale_quad(w: Value, offset: int, block_bytes: int) -> Value:
     """f16 at `offset` of each of four blocks, as f32x4."""
     return half_to_float(pack([load(u16, w + (offset + block_bytes * b)) for b in range(QUAD)]))
+
+
+def fifth_bits(w: Value, offset: int, block_bytes: int) -> tuple[Value, Value]:
+    """16 where a value's bit is set in the u32 at `offset` of its block, for first and second halves."""
+    halves = [pack([load(u16, w + (offset + 2 * half + block_bytes * b)) for b in range(QUAD)]) for half in range(2)]
+    first, second = (select(bit_mask(bits), constant(u8x64, 16), constant(u8x64, 0)) for bits in halves)
+    return first, second
 
 
 def dot(form: Form) -> Callable:

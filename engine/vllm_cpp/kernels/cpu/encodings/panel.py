@@ -29,8 +29,8 @@ def _interleave(x: Value, y: Value, width: int) -> tuple[Value, Value]:
 
 
 @unrolled
-def transpose_lines(source: Value, row_bytes: Value, to: Value) -> None:
-    """Sixteen lines (16 words each, `row_bytes` apart) to sixteen columns, `WORD_BYTES` apart."""
+def transpose_lines(source: Value, row_bytes: Value, to: Value, four_bytes: Value, word_bytes: Value) -> None:
+    """Sixteen lines (16 words each, `row_bytes` apart) to sixteen columns: `word_bytes` apart, each four of them `four_bytes` from the next four."""
     lines = [load(i32x16, source + row_bytes * r) for r in range(GROUP)]
     fours = []  # fours[a][j]: 128 bits number q hold word 4q + j of rows 4a .. 4a + 3
     for a in range(0, GROUP, 4):
@@ -46,14 +46,14 @@ def transpose_lines(source: Value, row_bytes: Value, to: Value) -> None:
             for odd in range(2):
                 quarter = [*range(4 * odd, 4 * odd + 4), *range(8 + 4 * odd, 12 + 4 * odd)]
                 word = 4 * (2 * half + odd) + j
-                store(to + word * WORD_BYTES, shuffle(front, [*quarter, *(16 + i for i in quarter)], back))
+                store(to + four_bytes * (word // 4) + word_bytes * j, shuffle(front, [*quarter, *(16 + i for i in quarter)], back))
 
 
 @jit.inner
 def transpose_rows(staged, n_lines, to):  # type: ignore[no-untyped-def]
     """Sixteen staged rows of n_lines lines each, one after another, to the columns of one group of rows in a panel."""
     for line in range(n_lines):
-        transpose_lines(staged + 64 * line, 64 * n_lines, to + 16 * WORD_BYTES * line)
+        transpose_lines(staged + 64 * line, 64 * n_lines, to + 16 * WORD_BYTES * line, 4 * WORD_BYTES, WORD_BYTES)
 
 
 @jit.inner

@@ -11,8 +11,8 @@ BLOCK_BYTES = 20
 
 
 def unpack(w: Value) -> tuple[Value, Value, Value]:
-    low, high = a32.nibbles(w, 4, BLOCK_BYTES)
-    return low, high, join(a32.scale_quad(w, 0, BLOCK_BYTES), a32.scale_quad(w, 2, BLOCK_BYTES))
+    first, second = a32.nibbles(w, 4, BLOCK_BYTES)
+    return first, second, join(a32.scale_quad(w, 0, BLOCK_BYTES), a32.scale_quad(w, 2, BLOCK_BYTES))
 
 
 FORM = a32.Form(BLOCK_BYTES, unpack, largest=15, minimum=True)

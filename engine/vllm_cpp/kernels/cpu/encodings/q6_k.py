@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
-from vllm_cpp.kernels.simd import convert, i8x16, i16x16, join, load, load_half, f32, f32x4, splat, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.simd import convert, f32, f32x4, i8x16, i16x16, join, load, load_half, splat, u8x32, u8x64, u16x32, view
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 210

@@ -28,7 +28,6 @@ from vllm_cpp.kernels.simd import (
     i16x16,
     i16x32,
     i32,
-    i32x4,
     i32x8,
     i32x16,
     i64,

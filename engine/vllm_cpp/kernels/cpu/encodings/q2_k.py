@@ -1,0 +1,45 @@
+"""Q2_K: 256 values a block: 16 bytes of 4-bit scales and, above them, 4-bit minimums; 64 bytes of 2 bits; f16 d, f16 dmin.
+
+Each half of a block (128 values) has 32 bytes: bits 2r and 2r + 1 of byte i belong to value i of its r-th run of 32.
+"""
+
+from __future__ import annotations
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.encodings import q8k
+from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin
+from vllm_cpp.kernels.simd import convert, i16x16, join, load, u8x16, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.vectors import Value, constant
+
+BLOCK_BYTES = 84
+
+
+def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
+    quants = []
+    for half in range(2):
+        packed = load(u8x32, w + (16 + 32 * half))
+        packed = view(u16x32, join(packed, packed))
+        quants += [view(u8x64, packed >> constant(u16x32, [run] * 16 + [run + 2] * 16)) & 3 for run in (0, 4)]
+    both = load(u8x16, w)
+    return quants, convert(i16x16, both & 15), convert(i16x16, both >> 4), d_and_dmin(w + 80)
+
+
+FORM = q8k.Form(BLOCK_BYTES, unpack, largest=3)
+dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+pieces = q8k.Tile(FORM)
+none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
+
+
+@jit.row_kernel
+def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+
+
+@jit.tile_kernel
+def tile(w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
+    q8k.tile(stage, none, begin, add, end, total, 16, BLOCK_BYTES, w, stride, n_rows, k, acts, n_acts, outs, scratch)
+
+
+@jit.decode_kernel
+def decode(w, k, out):  # type: ignore[no-untyped-def]
+    q8k.decode(values, BLOCK_BYTES, w, k, out)

@@ -1,0 +1,36 @@
+"""Q4_0: 32 values a block: f16 d, 32 x 4 bits; a value is d * (q - 8)."""
+
+from __future__ import annotations
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.encodings import a32
+from vllm_cpp.kernels.simd import f32x4
+from vllm_cpp.kernels.vectors import Value
+
+BLOCK_BYTES = 18
+
+
+def unpack(w: Value) -> tuple[Value, Value, Value]:
+    first, second = a32.nibbles(w, 2, BLOCK_BYTES)
+    return first, second, a32.scale_quad(w, 0, BLOCK_BYTES)
+
+
+FORM = a32.Form(BLOCK_BYTES, unpack, largest=15, offset=8)
+dot, stage, values = a32.dot(FORM), a32.stage(FORM), a32.values(FORM)
+pieces = a32.Tile(FORM)
+none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
+
+
+@jit.row_kernel
+def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    a32.rows(dot, f32x4, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+
+
+@jit.tile_kernel
+def tile(w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
+    a32.tile(stage, none, block, keep, total, BLOCK_BYTES, w, stride, n_rows, k, acts, n_acts, outs, scratch)
+
+
+@jit.decode_kernel
+def decode(w, k, out):  # type: ignore[no-untyped-def]
+    a32.decode(values, BLOCK_BYTES, w, k, out)

@@ -1,0 +1,40 @@
+"""Which encodings have kernels, and where those are.
+
+Owns the look-up by name. Importing this imports no kernel; asking for an encoding imports its file and compiles its three kernels (or loads them from the
+disk cache), so a model pays only for the encodings its file holds. Must not know block layouts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+
+from vllm_cpp.errors import ModelLoadError
+
+NAMES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingKernels:
+    """Addresses of an encoding's compiled kernels; see `jit.row_kernel`, `jit.tile_kernel` and `jit.decode_kernel` for their arguments."""
+
+    rows_address: int
+    tile_address: int
+    decode_address: int
+
+
+@cache
+def encoding_kernels(name: str) -> EncodingKernels:
+    """The kernels of the encoding called `name` in GGUF (`Q4_K`)."""
+    if name not in NAMES:
+        raise ModelLoadError(f"encoding {name} has no CPU kernels; there are kernels for {', '.join(NAMES)}: quantize the model to one of these")
+    module = importlib.import_module(f"vllm_cpp.kernels.cpu.encodings.{name.lower()}")
+    return EncodingKernels(module.rows.address, module.tile.address, module.decode.address)
+
+
+def tile_scratch_bytes(k: int) -> int:
+    """Bytes of scratch that any encoding's tile kernel needs for rows of k values."""
+    from vllm_cpp.kernels.cpu.encodings import a32, floats, q8k
+
+    return max(form.scratch_bytes(k) for form in (a32, floats, q8k))
