@@ -512,12 +512,23 @@ def test_a_failing_step_ends_its_requests_frees_their_blocks_and_the_engine_serv
 def test_close_aborts_what_runs_wakes_waiters_and_closes_the_runner():
     runner = FakeRunner(max_model_len=10_000_000, num_blocks=700_000)
     engine = Engine(runner, FakeTokenizer(), engine_params(max_num_seqs=1))
-    free = threading.Event()
-    recorder = Recorder(answer=lambda calls: free.wait(PATIENCE_S) if calls[-1][1] else True)
+    last_call, free = threading.Event(), threading.Event()
+
+    def answer(calls):
+        if calls[-1][1]:
+            last_call.set()
+            free.wait(PATIENCE_S)
+
+    def free_later():
+        last_call.wait(PATIENCE_S)
+        time.sleep(0.1)  # for a close that does not wait to return meanwhile
+        free.set()
+
+    recorder = Recorder(answer)
     requests = [engine.submit("a", greedy(max_tokens=None), recorder), engine.submit("b", greedy(max_tokens=None))]
     reasons = []
-    threading.Timer(0.1, free.set).start()  # close waits for the last call, which waits for this
     waiters = [threading.Thread(target=lambda request=request: reasons.append(request.wait().finish_reason)) for request in requests]
+    waiters.append(threading.Thread(target=free_later))
     for waiter in waiters:
         waiter.start()
     engine.close()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -39,6 +39,7 @@ def naive_probabilities(logits, temperature, min_p=0.0, top_k=0, top_p=1.0):
     return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
 
 
+@settings(deadline=None)
 @given(tied_rows, st.integers(1, 40))
 def test_top_k_keeps_the_greatest_and_what_equals_the_last_of_them(row, top_k):
     kept = draw.keep_top_k(row, min(top_k, row.size))
@@ -46,6 +47,7 @@ def test_top_k_keeps_the_greatest_and_what_equals_the_last_of_them(row, top_k):
     assert kept.tolist() == [i for i, value in enumerate(row) if value >= cut]
 
 
+@settings(deadline=None)
 @given(tied_rows, st.floats(0.01, 0.99))
 def test_top_p_keeps_the_fewest_that_hold_p_the_lowest_ids_of_equals(row, top_p):
     weights = np.exp(row)
@@ -60,12 +62,14 @@ def test_top_p_of_a_flat_vocabulary():
     assert draw.keep_top_p(weights, 0.5).tolist() == list(range(2500))
 
 
+@settings(deadline=None)
 @given(tied_rows, st.floats(0.01, 1.0))
 def test_min_p_is_relative_to_the_greatest(row, min_p):
     scaled = row - row.max()
     assert draw.keep_min_p(scaled, min_p).tolist() == [i for i, x in enumerate(scaled) if x >= math.log(min_p)]
 
 
+@settings(deadline=None)
 @given(
     tied_rows,
     st.floats(0.0, 1.0, exclude_max=True),
@@ -118,9 +122,12 @@ def test_the_ends_of_the_uniform_range_fall_on_tokens_with_weight(uniform):
 
 
 def test_a_block_whose_sums_disagree_in_rounding_gives_no_token_without_weight():
-    """A uniform number just below the edge between two blocks, with tokens of no weight on both sides of it."""
-    for seed in range(300):
-        row = np.random.default_rng(seed).normal(size=1024).astype(np.float32)
+    """A uniform number just below the edge between two blocks, with tokens of no weight on both sides of it.
+
+    The weights span more than f64 holds, so that the sum of a block depends on the order of the additions.
+    """
+    for seed in range(50):
+        row = np.random.default_rng(seed).normal(size=1024, scale=12.0).astype(np.float32)
         row[400:600] = -np.inf
         weights = np.exp(row - row.max())
         edge = np.nextafter(weights[:512].sum(dtype=np.float64) / weights.sum(dtype=np.float64), 0.0)
@@ -152,6 +159,7 @@ def test_plus_infinity_forces_tokens():
     assert {draw.draw(row.copy(), u, temperature=1.0, top_k=1) for u in (0.0, 0.49, 0.51, 0.99)} == {1, 3}
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 19), max_size=200), st.floats(0.1, 3.0), st.floats(-2, 2), st.floats(-2, 2))
 def test_penalties_against_their_definition(output, repetition, frequency, presence):
     row = np.random.default_rng(0).normal(size=20).astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeTokenizer
@@ -29,6 +29,7 @@ def cut_texts(draw):
     return text, [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
+@settings(deadline=None)
 @given(cut_texts(), stop_sets)
 def test_any_cut_of_the_text_stops_at_the_same_place(cut, stops):
     text, pieces = cut
@@ -44,6 +45,7 @@ def test_any_cut_of_the_text_stops_at_the_same_place(cut, stops):
     assert (delivered, stopped) == naive(text, stops)
 
 
+@settings(deadline=None)
 @given(texts, stop_sets, st.booleans())
 def test_no_more_is_held_back_than_could_become_a_stop_string(text, stops, armed):
     scanner = StopScanner(stops)
@@ -59,6 +61,7 @@ def test_no_more_is_held_back_than_could_become_a_stop_string(text, stops, armed
         assert delivered + scanner.flush() == text
 
 
+@settings(deadline=None)
 @given(cut_texts(), stop_sets, st.integers(0, 8))
 def test_what_ends_while_unarmed_does_not_stop(cut, stops, unarmed_pieces):
     text, pieces = cut
@@ -74,6 +77,7 @@ def test_what_ends_while_unarmed_does_not_stop(cut, stops, unarmed_pieces):
     assert (delivered, stopped) == naive(text, stops, unarmed=len("".join(pieces[:unarmed_pieces])))
 
 
+@settings(deadline=None)
 @given(st.text("ab€😀", max_size=12), stop_sets)
 def test_stop_strings_through_bytes_of_characters(text, stops):
     stream = TextStream(FakeTokenizer().incremental(), stops)
