@@ -226,14 +226,15 @@ class Terminal:
     def wait_for(self, text, pressing=""):
         """Read until `text` is shown, behind what was waited for before.
 
-        `pressing` is pressed again and again: Python loses a signal that comes just before it waits for a key.
+        `pressing` is pressed, and again after a while: Python loses a signal that comes just before it waits for a key.
         """
         end = time.monotonic() + 30
+        self.keys(pressing)
         while text not in self.shown[self.read_to :]:
             assert time.monotonic() < end, self.shown
-            if pressing:
+            if not select.select([self.fd], [], [], 2)[0]:
                 self.keys(pressing)
-            if select.select([self.fd], [], [], 0.2)[0]:
+            else:
                 try:
                     data = os.read(self.fd, 65536)
                 except OSError:  # the other end is gone
@@ -278,6 +279,8 @@ def test_control_c_stops_the_answer_and_the_conversation_goes_on():
     terminal.wait_for(decoded(greedy("<user>abc<assistant>", 6)))
     terminal.keys("\x03")
     terminal.wait_for("> ")
+    terminal.keys("half a line")
+    terminal.wait_for("half a line")
     terminal.wait_for("> ", pressing="\x03")
     terminal.keys("\x04")
     assert terminal.exit_code() == 0
