@@ -70,15 +70,16 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
     model = open_model(model_file(params.model_path))
     try:
         from vllm_cpp import core, models
-        from vllm_cpp.tokenizer import ChatTemplate, Tokenizer
+        from vllm_cpp.tokenizer import ChatTemplate, Tokenizer, read_tokenizer_config
 
         family = models.find(model.architecture)
         if document.weight_offload.enabled:
             _refuse_weight_offload(family.architecture)
         say_placement(residency, _CPU)
         progress(_VOCABULARY, 0.0)
-        tokenizer = Tokenizer.from_gguf(model)
-        chat_template = ChatTemplate.from_gguf(model)
+        config = None if params.tokenizer_config_path is None else read_tokenizer_config(params.tokenizer_config_path)
+        tokenizer = Tokenizer.from_gguf(model, config)
+        chat_template = ChatTemplate.from_gguf(model, config)
         offload.freeze_expert_stream(residency.expert_stream)
         progress(_BUILDING, 0.0)
         runner = models.load(model, params, residency, progress)

@@ -77,7 +77,6 @@ def test_a_wrong_value_is_an_invalid_argument_named_by_its_field(field, value):
         ("scheduling_policy", "priority", "priority"),
         ("scheduling_policy", "lpm", "lpm"),
         ("enable_jump_forward", True, "jump-forward"),
-        ("tokenizer_config_path", "t.json", "tokenizer_config_path"),
     ],
 )
 def test_what_is_not_built_is_a_load_failure_named_by_its_field(field, value, text):

@@ -152,8 +152,6 @@ def refuse_what_is_not_built(params: EngineParams) -> None:
     """Refuse what was asked for and is not done here: the device first, then each feature by its name."""
     if params.device == "cuda":
         raise ModelLoadError("device 'cuda' is not available: no CUDA back end in this build; use device 'cpu' or 'auto'")
-    if params.tokenizer_config_path is not None:
-        raise ModelLoadError("tokenizer_config_path is not built: a GGUF file holds its own tokenizer and chat template; leave it unset")
     for name in ("speculative_config", "kv_transfer_config"):
         if getattr(params, name) is not None:
             raise ModelLoadError(f"{name} is not built in this version; leave it unset")
