@@ -19,7 +19,7 @@ SOURCES := pyproject.toml setup.py $(shell find engine capi include -name '*.py'
 TIMEFORMAT := (%1R s)
 export TIMEFORMAT
 
-.PHONY: help check demo test lint format bench clean distclean
+.PHONY: help check demo test lint format bench lock clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -79,6 +79,12 @@ format: .venv/.made ## let ruff put the sources in shape
 
 bench: .venv/.installed $(MOE) ## tokens per second, beside llama.cpp with PEER=path/to/llama-bench
 	@$(BIN)/python -m benchmarks.decode $(MOE) $(if $(PEER),--peer $(PEER))
+
+lock: ## write requirements/dev.txt again, from the bounds in pyproject.toml
+	@$(PYTHON) -m venv build/lock
+	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	@CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/pip-compile --quiet --upgrade --extra dev --strip-extras --allow-unsafe --no-annotate \
+	  --no-emit-options --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file requirements/dev.txt pyproject.toml
 
 clean: ## remove what was built; .venv and .models stay
 	rm -rf build dist *.egg-info capi/vllm_capi/lib capi/vllm_capi/include .venv/.installed
