@@ -16,8 +16,17 @@ ARGS ?=
 # a peer for `make bench`, as in: make bench PEER=path/to/llama-bench
 PEER ?=
 SOURCES := pyproject.toml setup.py $(shell find engine capi include -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.in' -o -name '*.map')
-TIMEFORMAT := (%1R s)
-export TIMEFORMAT
+
+export PKG_CONFIG_PATH := $(CURDIR)/.venv/lib/pkgconfig
+export TIMEFORMAT := (%1R s, loading included)
+
+define HELLO
+import vllm_cpp
+with vllm_cpp.load("$(MOE)") as model:
+    print(model.generate("$(PROMPT)", max_tokens=16, temperature=0).text)
+    for piece in model.stream("$(PROMPT)", max_tokens=8, temperature=0): print(end=piece)
+endef
+export HELLO
 
 .PHONY: help check demo test lint format bench lock clean distclean
 
@@ -54,16 +63,15 @@ $(MOE): benchmarks/fetch_smollm2.py benchmarks/make_moe.py benchmarks/gguf_out.p
 build/complete: examples_c/complete.c .venv/.installed
 	@mkdir -p build
 	@echo "== a C program, linked to the installed library"
-	PKG_CONFIG_PATH="$$($(BIN)/vllm-config --pkgconfigdir)" && export PKG_CONFIG_PATH && \
 	cc -std=c11 -Wall -Wextra $< $$(pkg-config --cflags --libs vllm) -o $@
 
 demo: .venv/.installed $(MOE) build/complete ## a real mixture of experts completes a sentence: from C, the shell and Python
-	@echo; echo "== C: build/complete $(MOE) \"$(PROMPT)\""
-	@time build/complete $(MOE) "$(PROMPT)"
-	@echo; echo "== the shell: vllm-cli --model $(MOE) --prompt \"$(PROMPT)\" --max-tokens 16 --temperature 0"
-	@time $(BIN)/vllm-cli --model $(MOE) --prompt "$(PROMPT)" --max-tokens 16 --temperature 0
-	@echo; echo "== Python: vllm_cpp.load(\"$(MOE)\")"
-	@time $(BIN)/python -m benchmarks.hello $(MOE) "$(PROMPT)"
+	@echo; echo "== C"
+	time build/complete $(MOE) "$(PROMPT)"
+	@echo; echo "== the shell"
+	time $(BIN)/vllm-cli --model $(MOE) --prompt "$(PROMPT)" --max-tokens 16
+	@echo; echo "== Python"; echo "$$HELLO"; echo
+	@time $(BIN)/python -c "$$HELLO"
 
 test: .venv/.installed $(MOE) ## all tests, against the installed library
 	@$(BIN)/python -m pytest $(ARGS)
