@@ -4,8 +4,9 @@ Owns everything between a prompt and token ids. Must not know models, requests o
 here.
 """
 
+from vllm_cpp.tokenizer.chat_template import ChatTemplate
 from vllm_cpp.tokenizer.config_file import TokenizerConfig, read_tokenizer_config
 from vllm_cpp.tokenizer.decoding import IncrementalDecoder
 from vllm_cpp.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["IncrementalDecoder", "Tokenizer", "TokenizerConfig", "read_tokenizer_config"]
+__all__ = ["ChatTemplate", "IncrementalDecoder", "Tokenizer", "TokenizerConfig", "read_tokenizer_config"]
