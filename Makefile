@@ -23,8 +23,9 @@ export TIMEFORMAT := (%1R s, loading included)
 define HELLO
 import vllm_cpp
 with vllm_cpp.load("$(MOE)") as model:
-    print(model.generate("$(PROMPT)", max_tokens=16, temperature=0).text)
-    for piece in model.stream("$(PROMPT)", max_tokens=8, temperature=0): print(end=piece)
+    for piece in model.stream("$(PROMPT)", max_tokens=16, temperature=0):
+        print(piece, end="", flush=True)
+    print()
 endef
 export HELLO
 
