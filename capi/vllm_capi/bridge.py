@@ -7,6 +7,7 @@ error text. Must not compute anything, and must not import what is heavy before 
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,10 @@ class Bridge:
             return
         if engine.is_step_thread(threading.current_thread()):
             engine.close()  # from a logits processor: only asks, and a porter would wait for the thread we hold up
-        else:
-            self.porters.run(engine.close)
+            return
+        self.porters.run(engine.close)
+        del engine
+        self.porters.run(gc.collect)  # an engine's parts refer to each other, and a freed model's memory is wanted back now
 
     def engine_check(self, handle: int) -> None:
         self.engine(handle)

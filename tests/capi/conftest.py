@@ -59,3 +59,14 @@ def program(installed: Installation) -> Callable[[str], Path]:
 def model(tiny_model: Callable[[str], Path]) -> Path:
     """A model that loads in a moment; it knows 300 tokens and talks nonsense."""
     return tiny_model("llama-s1-z0-F32")
+
+
+@pytest.fixture(scope="session")
+def failing(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """A prefix in which `fails.gguf` is a model whose steps fail now and then."""
+    prefix = tmp_path_factory.mktemp("failing")
+    install(prefix, str(wheel))
+    [site] = prefix.glob("lib/python*/site-packages")
+    shutil.copy(Path(__file__).with_name("harness.py"), site / "sitecustomize.py")
+    (site / "fakes.pth").write_text(f"{ROOT / 'tests'}\n")
+    return Installation(prefix, tmp_path_factory.mktemp("failing-programs"))

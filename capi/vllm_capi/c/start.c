@@ -76,6 +76,8 @@ static void find_self(void) {
 /* An interpreter of another version would be given this version's library and find no standard library, or the wrong one. */
 static int fits(const char* python) {
   char library[PATH_MAX + 64];
+  const char* slash = strrchr(python, '/');
+  if (!slash || !strstr(slash, "python")) return 0; /* /bin/sh stands beside a lib/pythonX.Y as well */
   snprintf(library, sizeof library, "%s", python);
   parent(library);
   snprintf(library + strlen(library), 64, "/../lib/python" DOOR_PYTHON);
@@ -98,8 +100,8 @@ static int find_executable(void) {
     snprintf(executable, sizeof executable, "%s", named);
     if (fits(executable)) return 0;
     snprintf(failure, sizeof failure,
-             "VLLM_PYTHON is '%s', which is not the executable of a Python " DOOR_PYTHON " with its lib/python" DOOR_PYTHON
-             " beside it; name one, or unset it", named);
+             "VLLM_PYTHON is '%s', which is not the path of a Python " DOOR_PYTHON " executable with its ../lib/python" DOOR_PYTHON
+             "; name one, or unset it", named);
     return -1;
   }
   char prefix[PATH_MAX];

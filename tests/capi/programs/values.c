@@ -102,7 +102,7 @@ static bool python_is_here(void) {
   bool here = false;
   FILE* maps = fopen("/proc/self/maps", "r");
   CHECK(maps);
-  while (fgets(line, sizeof line, maps)) here |= strstr(line, "python") && strstr(line, ".so");
+  while (fgets(line, sizeof line, maps)) here |= strstr(line, "libpython") || strstr(line, "_vllm_embed");
   fclose(maps);
   return here;
 }
