@@ -7,16 +7,30 @@ source tree but for the programs themselves.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "tests" / "capi" / "programs"
+C_SOURCES = ROOT / "capi" / "vllm_capi" / "c"
+HEADER = ROOT / "include" / "vllm.h"
 STRICT = ("-Wall", "-Wextra", "-pedantic", "-Werror")
+
+
+def build_module() -> ModuleType:
+    """The build's own module, from the tree: what it reads is not installed."""
+    spec = importlib.util.spec_from_file_location("vllm_capi_build", C_SOURCES.parent / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def checked(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

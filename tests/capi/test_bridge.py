@@ -10,7 +10,8 @@ import weakref
 
 import pytest
 
-from vllm_capi import bridge, build
+from clibrary import C_SOURCES, build_module
+from vllm_capi import bridge
 from vllm_capi.handles import HandleTable
 from vllm_capi.porters import Porters
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, ModelLoadError, UnknownKeywordError
@@ -93,16 +94,16 @@ def test_an_import_that_fails_while_loading_is_a_broken_installation() -> None:
 
 
 def test_every_call_of_the_door_is_implemented() -> None:
-    declared = re.findall(r"^vllm_status vllmpy_(\w+)\(", (build.SOURCES / "calls.h").read_text(), re.MULTILINE)
+    declared = re.findall(r"^vllm_status vllmpy_(\w+)\(", (C_SOURCES / "calls.h").read_text(), re.MULTILINE)
     assert sorted(declared) == sorted(bridge.CALLS)
     assert all(callable(getattr(bridge.Bridge, name)) for name in declared)
-    table = re.search(r"#define DOOR_CALLS\(X\)(.*?)\n\n", (build.SOURCES / "door.h").read_text(), re.DOTALL)
+    table = re.search(r"#define DOOR_CALLS\(X\)(.*?)\n\n", (C_SOURCES / "door.h").read_text(), re.DOTALL)
     assert table is not None
     assert sorted(re.findall(r"X\((\w+)\)", table[1])) == sorted(declared)
 
 
 def test_described_paths() -> None:
-    files = build.describe("@lib@", "@lib@/../include", "1.2.3", here="@lib@")
+    files = build_module().describe("@lib@", "@lib@/../include", "1.2.3", here="@lib@")
     assert set(files) == {"pkgconfig/vllm.pc", "cmake/vllm/vllmConfig.cmake", "cmake/vllm/vllmConfigVersion.cmake"}
     assert "libdir=${pcfiledir}/..\n" in files["pkgconfig/vllm.pc"]
     assert "includedir=${pcfiledir}/../../include\n" in files["pkgconfig/vllm.pc"]

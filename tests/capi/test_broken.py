@@ -48,6 +48,12 @@ def embedding_module(site: Path) -> Path:
     return next(site.glob("vllm_capi/lib/_vllm_embed*"))
 
 
+def empty(package: Path) -> None:
+    shutil.rmtree(package)
+    package.mkdir()
+    write(package / "__init__.py", "")
+
+
 BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no embedding module": (
         lambda site: next(site.glob("vllm_capi/lib/_vllm_embed*")).unlink(),
@@ -56,7 +62,7 @@ BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an embedding module that is no library": (lambda site: write(next(site.glob("vllm_capi/lib/_vllm_embed*")), "text"), "Python side"),
     "no bridge": (lambda site: (site / "vllm_capi" / "bridge.py").unlink(), "No module named 'vllm_capi.bridge'"),
     "a bridge that is no Python": (lambda site: write(site / "vllm_capi" / "bridge.py", "def ("), "SyntaxError"),
-    "no engine package": (lambda site: shutil.rmtree(site / "vllm_cpp"), "No module named 'vllm_cpp'"),
+    "an empty engine package": (lambda site: empty(site / "vllm_cpp"), "No module named 'vllm_cpp.errors'"),
     "an engine that cannot be imported": (lambda site: write(site / "vllm_cpp" / "core.py", "import no_such_module"), "no_such_module"),
     "an api that exits": (lambda site: write(site / "vllm_cpp" / "api.py", "raise ImportError('half a wheel')"), "half a wheel"),
     "no packages at all": (lambda site: (site / "needs.pth").unlink(), "_cffi_backend"),

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clibrary import PROGRAMS, ROOT, STRICT, Installation, checked
-from vllm_capi import build
+from clibrary import C_SOURCES, HEADER, PROGRAMS, ROOT, STRICT, Installation, build_module, checked
 
-HEADER = ROOT / "include" / "vllm.h"
+build = build_module()
+
 BASELINE = ROOT / "capi" / "libvllm.abi.xml"
 ABIDW = ["abidw", "--no-corpus-path", "--no-comp-dir-path", "--no-show-locs", "--no-elf-needed", "--no-parameter-names"]
 
@@ -80,6 +80,6 @@ def test_every_function_has_a_block_of_the_manual() -> None:
 
 def test_no_struct_is_declared_twice() -> None:
     """cffi reads the header itself, so that the bridge cannot disagree with it."""
-    sources = [path.read_text() for path in build.SOURCES.glob("*.[ch]")]
+    sources = [path.read_text() for path in C_SOURCES.glob("*.[ch]")]
     assert not [text for text in sources if re.search(r"typedef struct vllm_(?!embed)", text)]
     assert "typedef struct vllm_sampling_params" in build.type_declarations(HEADER.read_text())
