@@ -1,7 +1,7 @@
 """Every family against llama.cpp's recorded logits, along the recorded tokens.
 
-F32 models agree with the recording to 1e-3 of the largest logit. Of a quantized model there are two right answers: llama.cpp's own (activations
-quantized) and `exact` (activations kept float); ours stays within 1.5 times the distance between those two of the nearer one.
+F32 models agree with the recording to 1e-3 of the largest logit. Of a quantized model there are two right answers: llama.cpp's own
+(activations quantized) and `exact` (activations kept float); ours stays within 1.5 times the distance between those two of the nearer one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def runner(path: Path, threads: int = 1, kv_dtype: str = "f32") -> Iterator[mode
 
 
 def logits_along(loaded: models.Runner, prompt: list[int], generated: list[int], cuts: list[int], blocks: list[int]) -> np.ndarray:
-    """Logits after the prompt (fed in runs that end at `cuts`), then after each generated token but the last; float32 [len(generated), vocab]."""
+    """Logits after the prompt (fed in runs that end at `cuts`), then after each generated token but the last; float32 [len(generated),
+    vocab]."""
     rows = []
     for first, last in zip([0, *cuts], [*cuts, len(prompt)], strict=True):
         out = loaded.run([Chunk(prompt[first:last], first, blocks, last == len(prompt))])
@@ -81,7 +82,12 @@ def test_logits_are_the_same_bits_however_the_work_is_cut(name: str, tiny_model)
     with runner(tiny_model(name), threads=3, kv_dtype="f16") as loaded:
         pieces = logits_along(loaded, prompt, generated, [1, 2, 9, 20], [5, 3])
         assert np.array_equal(alone, pieces)
-        others = [Chunk([7, 8, 9], 0, [8], True), Chunk(prompt, 0, [11, 12], True), Chunk(prompt[:5], 0, [13], False), Chunk([1], 0, [14], True)]
+        others = [
+            Chunk([7, 8, 9], 0, [8], True),
+            Chunk(prompt, 0, [11, 12], True),
+            Chunk(prompt[:5], 0, [13], False),
+            Chunk([1], 0, [14], True),
+        ]
         together = loaded.run(others)
         assert len(together) == 3
         assert np.array_equal(together[1], alone[0])

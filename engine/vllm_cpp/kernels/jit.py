@@ -1,11 +1,12 @@
 """How a kernel is compiled, cached on disk and called.
 
-Owns every numba option in the library, the shapes of compiled functions (see the four decorators), and the kernel cache: a folder keyed by the
-hash of all kernel sources, because numba's own cache does not notice an edit in an imported inner function. Must not know what any kernel computes.
+Owns every numba option in the library, the shapes of compiled functions (see the four decorators), and the kernel cache: a folder keyed by
+the hash of all kernel sources, because numba's own cache does not notice an edit in an imported inner function. Must not know what any
+kernel computes.
 
-A decorated function is not compiled until its `.address` is asked for, so only the encodings a file holds cost anything. All four kinds are C
-functions over int64 (addresses in bytes, counts): they can be stored in a table and called from compiled code (`call_op` and its siblings) or,
-with the GIL released, from Python by calling the kernel itself.
+A decorated function is not compiled until its `.address` is asked for, so only the encodings a file holds cost anything. All four kinds are
+C functions over int64 (addresses in bytes, counts): they can be stored in a table and called from compiled code (`call_op` and its
+siblings) or, with the GIL released, from Python by calling the kernel itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from numba.extending import intrinsic
 
 from vllm_cpp import env, log
 
-# The one place that names numba options. numpy's error model: no Python exception can be raised from a kernel (division by zero is inf or nan).
+# The one place that names numba options. numpy's error model: no Python exception can be raised from a kernel (division by zero is inf or
+# nan).
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
 
 # Appended to the cache folder's name; tests that force another SIMD lane set it so that lanes do not share compiled code.
@@ -47,8 +49,8 @@ def sources_hash() -> str:
 
 @lru_cache(maxsize=1)
 def cache_root() -> Path:
-    """The folder compiled kernels are kept in: VLLM_CPP_CACHE_DIR, else the user's cache folder; a private temporary folder, said once, where
-    that cannot be written (kernels are then compiled again by the next process)."""
+    """The folder compiled kernels are kept in: VLLM_CPP_CACHE_DIR, else the user's cache folder; a private temporary folder, said once,
+    where that cannot be written (kernels are then compiled again by the next process)."""
     asked = env.text("VLLM_CPP_CACHE_DIR")
     wanted = Path(asked) if asked else Path(env.text("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_cpp"
     try:
@@ -56,8 +58,11 @@ def cache_root() -> Path:
         tempfile.TemporaryFile(dir=wanted).close()
     except OSError as why:
         fallback = Path(tempfile.mkdtemp(prefix="vllm_cpp-"))
-        log.once("kernel-cache", f"kernels: cannot write the cache folder {wanted} ({why.strerror}); compiled kernels go to {fallback} and are "
-                                 "not kept. Set VLLM_CPP_CACHE_DIR to a writable folder.")
+        log.once(
+            "kernel-cache",
+            f"kernels: cannot write the cache folder {wanted} ({why.strerror}); compiled kernels go to {fallback} and are "
+            "not kept. Set VLLM_CPP_CACHE_DIR to a writable folder.",
+        )
         return fallback
     return wanted
 
@@ -78,7 +83,7 @@ class _Locator(_CacheLocator):
         return hashlib.sha256(self._name.encode()).hexdigest()[:12]
 
     @classmethod
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator | None:
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator | None:  # noqa: ARG003 - numba passes both
         self = cls(py_func)
         try:
             self.ensure_cache_path()
@@ -88,7 +93,7 @@ class _Locator(_CacheLocator):
 
 
 class _CacheImpl(CompileResultCacheImpl):
-    _locator_classes = [_Locator]
+    _locator_classes = (_Locator,)
 
     def check_cachable(self, cres: Any) -> bool:
         # numba refuses functions with constant addresses baked in; ours take every address as an argument.
@@ -120,7 +125,9 @@ class Kernel:
                 fresh = CFunc(self.python, signature, {}, dict(_OPTIONS))
                 fresh._cache = _KernelCache(self.python)
                 if not _cached(fresh):
-                    log.once("kernel-compile", "kernels: compiling for this machine (the first run only; later runs load them from the cache)")
+                    log.once(
+                        "kernel-compile", "kernels: compiling for this machine (the first run only; later runs load them from the cache)"
+                    )
                 fresh.compile()
                 self._call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * self.n_args)(fresh.address)
                 self._compiled = fresh
@@ -161,12 +168,14 @@ def op(py_func: Callable[..., Any]) -> Kernel:
 
 
 def row_kernel(py_func: Callable[..., Any]) -> Kernel:
-    """`rows(w, stride, n_rows, k, act, out)`: out f32[n_rows] = weight rows (k values each, `stride` bytes apart) times one activation row."""
+    """`rows(w, stride, n_rows, k, act, out)`: out f32[n_rows] = weight rows (k values each, `stride` bytes apart) times one activation
+    row."""
     return Kernel(py_func, 6)
 
 
 def tile_kernel(py_func: Callable[..., Any]) -> Kernel:
-    """`tile(w, stride, n_rows, k, acts, n_acts, outs, scratch)`: the same for n_acts activation rows; `acts` and `outs` are int64 tables of addresses."""
+    """`tile(w, stride, n_rows, k, acts, n_acts, outs, scratch)`: the same for n_acts activation rows; `acts` and `outs` are int64 tables of
+    addresses."""
     return Kernel(py_func, 8)
 
 
@@ -191,12 +200,12 @@ def helper(py_func: Callable[..., Any]) -> Any:
 
 
 def _caller(n_args: int, name: str) -> Any:
-    def typed(typingctx: Any, address: Any, *args: Any) -> Any:
+    def typed(_context: Any, _address: Any, *args: Any) -> Any:
         if len(args) != n_args:
             return None
         signature = types.void(types.int64, *[types.int64] * n_args)
 
-        def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
             i64 = ir.IntType(64)
             kind = ir.FunctionType(ir.VoidType(), [i64] * n_args)
             builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
@@ -206,7 +215,8 @@ def _caller(n_args: int, name: str) -> Any:
 
     names = ", ".join(f"a{i}" for i in range(n_args))
     scope = {"typed": typed}
-    exec(f"def {name}(typingctx, address, {names}):\n    return typed(typingctx, address, {names})\n", scope)  # noqa: S102 - intrinsics need fixed arity
+    # An intrinsic must have a fixed number of arguments, so its signature is written out.
+    exec(f"def {name}(typingctx, address, {names}):\n    return typed(typingctx, address, {names})\n", scope)
     return intrinsic(scope[name])
 
 

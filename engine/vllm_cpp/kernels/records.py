@@ -21,9 +21,11 @@ STEP_WORDS = 8
 
 
 def pack(fields: tuple[str, ...], **values: Any) -> np.ndarray:
-    """An int64 record holding `values` in the order of `fields`; floats as the bits of a float64. Every field must be given, and no other."""
+    """An int64 record holding `values` in the order of `fields`; floats as the bits of a float64. Every field must be given, and no
+    other."""
     if set(fields) != set(values):
-        raise TypeError(f"record fields are {', '.join(fields)}; missing {sorted(set(fields) - set(values))}, unknown {sorted(set(values) - set(fields))}")
+        missing, unknown = sorted(set(fields) - set(values)), sorted(set(values) - set(fields))
+        raise TypeError(f"record fields are {', '.join(fields)}; missing {missing}, unknown {unknown}")
     record = aligned_zeros(len(fields), np.int64)
     for i, name in enumerate(fields):
         value = values[name]

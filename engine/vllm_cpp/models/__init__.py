@@ -21,12 +21,18 @@ from vllm_cpp.residency.borrow import Weights
 __all__ = ["Runner", "find", "load", "supported"]
 
 DEFAULT_NUM_BLOCKS = 256
-# Tokens computed together. A longer step is run in pieces of this many: larger pieces gain nothing once weights are reused this often, and their
-# activations would leave the second cache level.
+# Tokens computed together. A longer step is run in pieces of this many: larger pieces gain nothing once weights are reused this often, and
+# their activations would leave the second cache level.
 PIECE_TOKENS = 512
 
 
-def load(model: GGUFModel, params: EngineParams, residency: Residency, progress: Callable[[str, float], None] | None = None, kv_dtype: str = "f16") -> Runner:
+def load(
+    model: GGUFModel,
+    params: EngineParams,
+    residency: Residency,
+    progress: Callable[[str, float], None] | None = None,
+    kv_dtype: str = "f16",
+) -> Runner:
     """Build the runner of an opened model. ModelLoadError naming the architecture, key, tensor or encoding that stands in the way."""
     family = find(model.architecture)
     hp = read_hyper_parameters(model)
@@ -35,35 +41,48 @@ def load(model: GGUFModel, params: EngineParams, residency: Residency, progress:
     blocks_a_sequence = -(-max_model_len // params.block_size)
     step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs), params.max_num_seqs, blocks_a_sequence)
     weights = Weights(model, residency)
-    builder = Builder(
-        model, weights.address, step, num_threads=params.num_threads, vocab_size=hp.vocab_size, kv_layouts=layouts, num_kv_blocks=num_blocks,
-    )  # fmt: skip
-    family.describe(builder, hp)
-    weights.prefault(progress)
-    return Runner(builder, weights, vocab_size=hp.vocab_size, max_model_len=max_model_len, block_size=params.block_size, num_blocks=num_blocks)
+    try:
+        builder = Builder(
+            model,
+            weights.address,
+            step,
+            num_threads=params.num_threads,
+            vocab_size=hp.vocab_size,
+            kv_layouts=layouts,
+            num_kv_blocks=num_blocks,
+        )
+        family.describe(builder, hp)
+        weights.prefault(progress)
+        return Runner(builder, weights, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
+    except BaseException:
+        weights.close()
+        raise
 
 
 def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple[int, int]:
     """(KV blocks, longest sequence), from what the parameters say and leave open.
 
-    Blocks: num_blocks, else what kv_cache_memory_bytes pays for, else 256 or as many as an explicit max_model_len needs. The longest sequence: max_model_len,
-    else the model's context, cut to what the blocks hold.
+    Blocks: num_blocks, else what kv_cache_memory_bytes pays for, else 256 or as many as an explicit max_model_len needs. The longest
+    sequence: max_model_len, else the model's context, cut to what the blocks hold.
     """
     num_blocks = params.num_blocks
     if params.kv_cache_memory_bytes is not None and not num_blocks:
         num_blocks = params.kv_cache_memory_bytes // block_bytes
         if num_blocks == 0:
             raise InvalidArgumentError(
-                f"kv_cache_memory_bytes is {params.kv_cache_memory_bytes}, but one KV block of {params.block_size} tokens takes {block_bytes} bytes here"
+                f"kv_cache_memory_bytes is {params.kv_cache_memory_bytes}, but one KV block of {params.block_size} tokens takes "
+                f"{block_bytes} bytes here"
             )
     if params.max_model_len > hp.context_length:
-        raise ModelLoadError(f"max_model_len is {params.max_model_len}, but the model was trained for {hp.context_length} tokens (context_length)")
+        raise ModelLoadError(
+            f"max_model_len is {params.max_model_len}, but the model was trained for {hp.context_length} tokens (context_length)"
+        )
     if not num_blocks:
         num_blocks = max(DEFAULT_NUM_BLOCKS, -(-params.max_model_len // params.block_size))
     capacity = num_blocks * params.block_size
     if params.max_model_len > capacity:
         raise ModelLoadError(
-            f"max_model_len is {params.max_model_len}, but {num_blocks} KV blocks of {params.block_size} tokens hold {capacity}: raise num_blocks or "
-            "kv_cache_memory_bytes"
+            f"max_model_len is {params.max_model_len}, but {num_blocks} KV blocks of {params.block_size} tokens hold {capacity}: "
+            "raise num_blocks or kv_cache_memory_bytes"
         )
     return num_blocks, params.max_model_len or min(hp.context_length, capacity)

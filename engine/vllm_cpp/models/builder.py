@@ -1,7 +1,7 @@
 """Turns what a family says about its layers into operations over buffers.
 
-Owns the activation buffers of a model, which rows stand where, and the choice of operations and barriers. Must not know architectures (a family calls
-`rmsnorm`, `matmul`, `attention`, …) nor requests (the runner fills the step arrays).
+Owns the activation buffers of a model, which rows stand where, and the choice of operations and barriers. Must not know architectures (a
+family calls `rmsnorm`, `matmul`, `attention`, …) nor requests (the runner fills the step arrays).
 
 Every buffer has room for `max_tokens` rows; how many are in use is read from a count cell each step, so a program is built once.
 """
@@ -25,7 +25,9 @@ from vllm_cpp.models.program import Program
 
 Address = int
 
-_MAX_SLOTS = 4096  # partial results of attention a step has room for: more sequences with longer contexts fold their chunks one after the other
+_MAX_SLOTS = (
+    4096  # partial results of attention a step has room for: more sequences with longer contexts fold their chunks one after the other
+)
 
 
 @dataclass(slots=True)
@@ -118,6 +120,7 @@ class Builder:
         self.step = step
         self.num_threads = num_threads
         self.kv_layouts = kv_layouts
+        self.num_kv_blocks = num_kv_blocks
         self.kv_caches = [layout.allocate(num_kv_blocks) for layout in kv_layouts]
         self.logits = aligned_zeros((step.max_seqs, vocab_size), np.float32)
         self.head_record: np.ndarray | None = None
@@ -148,7 +151,8 @@ class Builder:
         return fresh.address
 
     def rows(self, name: str, width: int, count: Address, per_token: int = 1) -> Rows:
-        """The buffer of that name: [max_tokens * per_token, width]. One name keeps one buffer for the whole model; it may be counted anew."""
+        """The buffer of that name: [max_tokens * per_token, width]. One name keeps one buffer for the whole model; it may be counted
+        anew."""
         known = self._rows.get(name)
         if known is None:
             # A row starts on a cache line, so that two threads never write one.
@@ -156,7 +160,9 @@ class Builder:
             array = self.zeros((self.step.max_tokens * per_token, padded), np.float32)[:, :width]
             known = self._rows[name] = Rows(name, array, count)
         if known.width != width or len(known.array) != self.step.max_tokens * per_token:
-            raise ValueError(f"buffer {name} is [{len(known.array)}, {known.width}], asked for [{self.step.max_tokens * per_token}, {width}]")
+            raise ValueError(
+                f"buffer {name} is [{len(known.array)}, {known.width}], asked for [{self.step.max_tokens * per_token}, {width}]"
+            )
         known.count = count
         known.quantized.clear()
         return known
@@ -175,10 +181,15 @@ class Builder:
         return self._weight(self.model.need(name, (n_experts, n_rows, k)))
 
     def _weight(self, info: TensorInfo) -> Weight:
-        kernels = encoding_kernels(info.encoding.name)
+        try:
+            kernels = encoding_kernels(info.encoding.name)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"tensor '{info.name}': {error}") from None
         *_, n_rows, k = info.shape
         slice_bytes = info.slice_bytes if len(info.shape) == 3 else 0
-        return Weight(info.name, info.encoding.name, info.encoding.activation, self.address_of(info), n_rows, k, info.row_bytes, kernels, slice_bytes)
+        return Weight(
+            info.name, info.encoding.name, info.encoding.activation, self.address_of(info), n_rows, k, info.row_bytes, kernels, slice_bytes
+        )
 
     def vector(self, name: str, n: int) -> Address:
         """A float32 vector (norm, bias, factors): copied, and widened where the file holds F16 or BF16."""
@@ -200,7 +211,8 @@ class Builder:
     # -- operations
     def embed(self, table: Weight, out: Rows) -> None:
         record = pack(
-            embedding.EMBED_FIELDS, count=out.count, tokens=self.step.tokens.ctypes.data, w=table.address, w_stride=table.row_bytes, k=table.k,
+            embedding.EMBED_FIELDS, count=out.count, tokens=self.step.tokens.ctypes.data, w=table.address, w_stride=table.row_bytes,
+            k=table.k,
             decode_fn=table.kernels.decode_address, out=out.address, out_stride=out.stride,
         )  # fmt: skip
         self.program.add(embedding.embed, record, f"{out.name} = {table.name}[tokens] ({table.encoding})")
@@ -216,7 +228,8 @@ class Builder:
 
     def rmsnorm(self, x: Rows, weight: Address, eps: float, out: Rows, label: str) -> None:
         record = pack(
-            norm.RMSNORM_FIELDS, count=x.count, x=x.address, x_stride=x.stride, width=x.width, add=0, add_stride=0, weight=weight, eps=float(eps),
+            norm.RMSNORM_FIELDS, count=x.count, x=x.address, x_stride=x.stride, width=x.width, add=0, add_stride=0, weight=weight,
+            eps=float(eps),
             out=out.address, out_stride=out.stride,
         )  # fmt: skip
         self.program.add(norm.rmsnorm, record, f"{out.name} = rmsnorm({x.name}, {label})")
@@ -246,7 +259,9 @@ class Builder:
         for layout in missing:
             self.activation(x, layout, barrier=layout == missing[-1])
 
-    def matmul(self, w: Weight, x: Rows, out: Rows, *, accumulate: bool = False, bias: Address = 0, scale: Address = 0, barrier: bool = True) -> np.ndarray:
+    def matmul(
+        self, w: Weight, x: Rows, out: Rows, *, accumulate: bool = False, bias: Address = 0, scale: Address = 0, barrier: bool = True
+    ) -> np.ndarray:
         """out (+)= x · wᵀ * scale + bias. Returns the record."""
         if w.k != x.width or w.n_rows != out.width:
             raise ModelLoadError(f"{w.name} is ({w.n_rows}, {w.k}), but {x.name} has {x.width} values and {out.name} {out.width}")
@@ -269,7 +284,8 @@ class Builder:
 
     def swiglu(self, gate: Rows, up: Rows, out: Rows) -> None:
         record = pack(
-            elementwise.SWIGLU_FIELDS, count=gate.count, gate=gate.address, gate_stride=gate.stride, up=up.address, up_stride=up.stride, width=gate.width,
+            elementwise.SWIGLU_FIELDS, count=gate.count, gate=gate.address, gate_stride=gate.stride, up=up.address, up_stride=up.stride,
+            width=gate.width,
             out=out.address, out_stride=out.stride,
         )  # fmt: skip
         self.program.add(elementwise.swiglu, record, f"{out.name} = silu({gate.name}) * {up.name}")
@@ -312,13 +328,25 @@ class Builder:
         self.program.add(attention_ops.attention_plan, record, "plan of attention")
 
     def rope_and_store(
-        self, il: int, q: Rows, k: Rows, v: Rows, *, layout: int, table: tuple[Address, int], half: int, q_norm: Address, k_norm: Address, eps: float
+        self,
+        il: int,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        *,
+        layout: int,
+        table: tuple[Address, int],
+        half: int,
+        q_norm: Address,
+        k_norm: Address,
+        eps: float,
     ) -> None:
         """Norm the heads (weights may be 0), turn q and k in place, write k and v of layer `il` to their KV blocks."""
         kv, step = self.kv_layouts[il], self.step
         k_cache, v_cache = self.kv_caches[il]
         record = pack(
-            rope.ROPE_STORE_FIELDS, count=q.count, q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride, v=v.address, v_stride=v.stride,
+            rope.ROPE_STORE_FIELDS, count=q.count, q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride, v=v.address,
+            v_stride=v.stride,
             n_heads=q.width // kv.head_dim, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, layout=layout, half=half, table=table[0],
             table_stride=table[1], q_norm=q_norm, k_norm=k_norm, eps=float(eps), k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data,
             block_size=kv.block_size, kv_itemsize=kv.itemsize, positions=step.positions.ctypes.data, seqs=step.seqs.ctypes.data,
@@ -335,13 +363,17 @@ class Builder:
         n_heads = q.width // kv.head_dim
         product = panel.product_f16 if kv.dtype == "f16" else panel.product_f32
         record = pack(
-            attention_ops.ATTENTION_FIELDS, plan=self._plan.ctypes.data, max_items=step.max_tokens + self._partials[0], q=q.address, q_stride=q.stride,
+            attention_ops.ATTENTION_FIELDS, plan=self._plan.ctypes.data, max_items=step.max_tokens + self._partials[0], q=q.address,
+            q_stride=q.stride,
             out=out.address, out_stride=out.stride, n_heads=n_heads, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, scale=float(scale),
             k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data, block_size=kv.block_size, block_tables=step.block_tables.ctypes.data,
-            block_tables_stride=step.block_tables.strides[0], kv_itemsize=kv.itemsize, product_fn=product.address, chunk_tokens=attention_ops.chunk_tokens(kv.block_size),
+            block_tables_stride=step.block_tables.strides[0], kv_itemsize=kv.itemsize, product_fn=product.address,
+            chunk_tokens=attention_ops.chunk_tokens(kv.block_size),
             partials=self._partials[1].ctypes.data, scratch=0, scratch_stride=0,
         )  # fmt: skip
-        self._wants_scratch(record, attention_ops.ATTENTION_FIELDS, attention_ops.scratch_bytes(n_heads, kv.n_kv_heads, kv.head_dim, kv.block_size))
+        self._wants_scratch(
+            record, attention_ops.ATTENTION_FIELDS, attention_ops.scratch_bytes(n_heads, kv.n_kv_heads, kv.head_dim, kv.block_size)
+        )
         self.program.add(attention_ops.attention, record, f"{out.name} = attention({q.name}) of layer {il}")
         self.program.add(attention_ops.attention_merge, record, f"{out.name}: merge the chunks of long contexts")
         out.quantized.clear()
@@ -352,16 +384,22 @@ class Builder:
         n_experts, max_rows = logits.width, len(logits.array)
         factor_source = next(c.source for c in self.counts if c.address == logits.count)
         pairs = self.count(factor_source, top_k)
-        ids, weights = self._shared("router ids", (max_rows, top_k), np.int32), self._shared("router weights", (max_rows, top_k), np.float32)
+        ids, weights = (
+            self._shared("router ids", (max_rows, top_k), np.int32),
+            self._shared("router weights", (max_rows, top_k), np.float32),
+        )
         offsets, order = self._shared("expert offsets", n_experts + 1, np.int32), self._shared("expert pairs", max_rows * top_k, np.int32)
         record = pack(
-            router.ROUTER_FIELDS, count=logits.count, logits=logits.address, logits_stride=logits.stride, n_experts=n_experts, top_k=top_k, scores=scores,
-            bias=bias, normalize=normalize, scale=float(scale), ids=ids.ctypes.data, weights=weights.ctypes.data, scratch=0, scratch_stride=0,
+            router.ROUTER_FIELDS, count=logits.count, logits=logits.address, logits_stride=logits.stride, n_experts=n_experts,
+            top_k=top_k, scores=scores,
+            bias=bias, normalize=normalize, scale=float(scale), ids=ids.ctypes.data, weights=weights.ctypes.data, scratch=0,
+            scratch_stride=0,
         )  # fmt: skip
         self._wants_scratch(record, router.ROUTER_FIELDS, router.scratch_bytes(n_experts))
         self.program.add(router.route, record, f"choose {top_k} of {n_experts} experts")
         record = pack(
-            router.GROUP_FIELDS, count=pairs, ids=ids.ctypes.data, n_experts=n_experts, offsets=offsets.ctypes.data, pairs=order.ctypes.data,
+            router.GROUP_FIELDS, count=pairs, ids=ids.ctypes.data, n_experts=n_experts, offsets=offsets.ctypes.data,
+            pairs=order.ctypes.data,
         )  # fmt: skip
         self.program.add(router.group_by_expert, record, "sort the pairs by expert")
         return Routes(n_experts, top_k, pairs, weights, offsets, order)
@@ -379,13 +417,18 @@ class Builder:
                   "scratch_stride": 0, "max_count": max_pairs}  # fmt: skip
         record = pack(
             moe.UP_FIELDS, **shared, top_k=routes.top_k, act=act, act_stride=act_stride, up_act=up_act, up_act_stride=up_act_stride,
-            gate_tower=self._tower(gate), gate_stride=gate.row_bytes, gate_rows_fn=gate.kernels.rows_address, gate_tile_fn=gate.kernels.tile_address,
+            gate_tower=self._tower(gate), gate_stride=gate.row_bytes, gate_rows_fn=gate.kernels.rows_address,
+            gate_tile_fn=gate.kernels.tile_address,
             gate_scale=self._expert_scale(gate, routes.n_experts), up_tower=self._tower(up), up_stride=up.row_bytes,
             up_rows_fn=up.kernels.rows_address, up_tile_fn=up.kernels.tile_address, up_scale=self._expert_scale(up, routes.n_experts),
             k=gate.k, n_rows=gate.n_rows, gate_out=hidden.address, up_out=up_out.address, out_stride=hidden.stride,
         )  # fmt: skip
         self._wants_scratch(record, moe.UP_FIELDS, moe.scratch_bytes(max_pairs, tile_scratch_bytes(gate.k)))
-        self.program.add(moe.experts_up, record, f"{hidden.name} = silu({gate.name} · {h.name}) * ({up.name} · {h.name}) ({gate.encoding}, {up.encoding})")
+        self.program.add(
+            moe.experts_up,
+            record,
+            f"{hidden.name} = silu({gate.name} · {h.name}) * ({up.name} · {h.name}) ({gate.encoding}, {up.encoding})",
+        )
         act, act_stride = self.activation(hidden, down.layout)
         record = pack(
             moe.DOWN_FIELDS, **shared, act=act, act_stride=act_stride, tower=self._tower(down), stride=down.row_bytes,
@@ -395,7 +438,8 @@ class Builder:
         self._wants_scratch(record, moe.DOWN_FIELDS, moe.scratch_bytes(max_pairs, tile_scratch_bytes(down.k)))
         self.program.add(moe.experts_down, record, f"{y.name} = {down.name} ({down.encoding}) · {hidden.name}")
         record = pack(
-            moe.COMBINE_FIELDS, count=x.count, top_k=routes.top_k, width=x.width, weights=routes.weights.ctypes.data, y=y.address, y_stride=y.stride,
+            moe.COMBINE_FIELDS, count=x.count, top_k=routes.top_k, width=x.width, weights=routes.weights.ctypes.data, y=y.address,
+            y_stride=y.stride,
             x=x.address, x_stride=x.stride,
         )  # fmt: skip
         self.program.add(moe.combine, record, f"{x.name} += weighted {y.name}")

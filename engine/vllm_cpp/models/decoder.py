@@ -1,7 +1,7 @@
 """The parts that decoder families are put together from: embedding, attention, feed-forward, experts, head.
 
-Owns the order of operations inside each part and which optional tensors it honours. Must not know architecture names: a family says what differs
-through `Traits` and by which parts it calls.
+Owns the order of operations inside each part and which optional tensors it honours. Must not know architecture names: a family says what
+differs through `Traits` and by which parts it calls.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def describe(b: Builder, hp: HyperParameters, traits: Traits) -> None:
 
 def _check(hp: HyperParameters) -> None:
     if hp.value_length != hp.key_length:
-        raise ModelLoadError(f"attention.value_length is {hp.value_length}, but {hp.architecture} attention needs it equal to key_length, {hp.key_length}")
+        raise ModelLoadError(
+            f"attention.value_length is {hp.value_length}, but {hp.architecture} attention needs it equal to key_length, {hp.key_length}"
+        )
     if len(set(zip(hp.num_heads, hp.num_kv_heads, strict=True))) != 1:
         raise ModelLoadError(f"attention.head_count differs between layers, which {hp.architecture} does not have: {hp.num_heads}")
 
@@ -91,7 +93,9 @@ def rope_of(b: Builder, hp: HyperParameters) -> Turn:
     info = b.model.maybe("rope_freqs.weight", (half,), ("F32",))
     factors = None if info is None else b.model.bytes_of(info.name).view("<f4")
     if hp.rope.scaling == "longrope":
-        raise ModelLoadError(f"rope.scaling.type is 'longrope', which this build does not compute for {hp.architecture}; none, linear and yarn it does")
+        raise ModelLoadError(
+            f"rope.scaling.type is 'longrope', which this build does not compute for {hp.architecture}; none, linear and yarn it does"
+        )
     frequencies, magnitude = rope.rope_frequencies(
         hp.rope.dimension_count, hp.rope.freq_base, scaling=hp.rope.scaling, factor=hp.rope.factor,
         original_context=hp.rope.original_context_length, attn_factor=hp.rope.attn_factor, divisors=factors,
@@ -113,14 +117,17 @@ def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows,
     elif traits.qk_norm == WHOLE_ROW:
         b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
         b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
-    b.rope_and_store(il, q, k, v, layout=traits.rope_layout, table=turn.table, half=turn.half, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon)
+    b.rope_and_store(
+        il, q, k, v, layout=traits.rope_layout, table=turn.table, half=turn.half, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon
+    )
     mixed = b.rows("attention", q.width, tokens)
     b.attention(il, q, mixed, d**-0.5)
     return mixed
 
 
 def _project(b: Builder, il: int, h: Rows, parts: dict[str, Rows], n: int) -> None:
-    """q, k and v of h: three matrices, or one fused matrix with the rows of q, k, v in that order. Biases are honoured where the file has them."""
+    """q, k and v of h: three matrices, or one fused matrix with the rows of q, k, v in that order. Biases are honoured where the file has
+    them."""
     fused_width = sum(rows.width for rows in parts.values())
     fused = b.model.tensors.get(f"blk.{il}.attn_qkv.weight")
     weights: dict[str, Weight] = {}
@@ -154,7 +161,11 @@ def dense(b: Builder, il: int, h: Rows, x: Rows, width: int, *, suffix: str = ""
     parts = {}
     for part, rows, cols in (("gate", width, n), ("up", width, n), ("down", n, width)):
         name = f"blk.{il}.ffn_{part}{suffix}"
-        parts[part] = (b.weight(f"{name}.weight", rows, cols), b.maybe_vector(f"{name}.bias", rows) if bias else 0, b.maybe_vector(f"{name}.scale", 1))
+        parts[part] = (
+            b.weight(f"{name}.weight", rows, cols),
+            b.maybe_vector(f"{name}.bias", rows) if bias else 0,
+            b.maybe_vector(f"{name}.scale", 1),
+        )
     gate, up = b.rows(f"gate{suffix}", width, h.count), b.rows(f"up{suffix}", width, h.count)
     b.activations(h, [parts["gate"][0], parts["up"][0]])
     b.matmul(parts["gate"][0], h, gate, bias=parts["gate"][1], scale=parts["gate"][2], barrier=False)

@@ -36,7 +36,8 @@ class Program:
         return record
 
     def table(self) -> np.ndarray:
-        """int64 [n_ops, 3] for `Team.run`; compiles (or loads from the cache) every kernel it names. The last operation always has a barrier."""
+        """int64 [n_ops, 3] for `Team.run`; compiles (or loads from the cache) every kernel it names. The last operation always has a
+        barrier."""
         table = aligned_zeros((len(self.operations), 3), np.int64)
         for row, operation in zip(table, self.operations, strict=True):
             row[:] = operation.kernel.address, operation.record.ctypes.data, operation.barrier

@@ -14,7 +14,8 @@ from vllm_cpp.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture. `describe(builder, hyper_parameters)` appends its operations; the flags are capabilities that configuration asks about."""
+    """One architecture. `describe(builder, hyper_parameters)` appends its operations; the flags are capabilities that configuration asks
+    about."""
 
     architecture: str
     describe: Callable[[Any, Any], None]

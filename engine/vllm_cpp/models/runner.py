@@ -1,7 +1,7 @@
 """Runs a model's program for the chunks of a step.
 
-Owns the step arrays, the KV cache and the thread team of one loaded model, and cuts a step into pieces that fit its buffers. Must not know requests or
-sampling: chunks of token ids with their KV blocks come in, rows of logits go out.
+Owns the step arrays, the KV cache and the thread team of one loaded model, and cuts a step into pieces that fit its buffers. Must not know
+requests or sampling: chunks of token ids with their KV blocks come in, rows of logits go out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _OUT = matmul.FIELDS.index("out")
 class Runner:
     """One loaded model. Not thread-safe: the step loop's thread calls it."""
 
-    def __init__(self, builder: Builder, weights: Weights, *, vocab_size: int, max_model_len: int, block_size: int, num_blocks: int):
-        self.vocab_size = vocab_size
+    def __init__(self, builder: Builder, weights: Weights, *, max_model_len: int, is_moe: bool):
+        self.vocab_size = builder.logits.shape[1]
         self.max_model_len = max_model_len
-        self.block_size = block_size
-        self.num_blocks = num_blocks
+        self.block_size = builder.kv_layouts[0].block_size
+        self.num_blocks = builder.num_kv_blocks
+        self.is_moe = is_moe
         self.program = builder.program
         self._builder = builder  # keeps every buffer alive
         self._weights = weights
@@ -62,7 +63,8 @@ class Runner:
         return self._logits[:done_rows]
 
     def _run_piece(self, tokens: int, sampled: int, done_rows: int) -> int:
-        """Run the program on what stands in the step arrays; its logits go behind the `done_rows` that are there. Returns how many rows came."""
+        """Run the program on what stands in the step arrays; its logits go behind the `done_rows` that are there. Returns how many rows
+        came."""
         for count in self._builder.counts:
             count.cell[0] = count.factor * (tokens if count.source == "tokens" else sampled)
         self._builder.head_record[_OUT] = self._logits.ctypes.data + done_rows * self._logits.strides[0]
@@ -73,4 +75,3 @@ class Runner:
         """Stop the threads and give back copied weights. Safe twice."""
         self._team.close()
         self._weights.close()
-

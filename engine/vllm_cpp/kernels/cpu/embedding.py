@@ -32,7 +32,12 @@ def embed(args, tid, nth):  # type: ignore[no-untyped-def]
     n = load(i64, field(args, _COUNT))
     for t in range(tid, n, nth):
         token = load(i32, field(args, _TOKENS) + 4 * t)
-        jit.call_decode(field(args, _DECODE_FN), field(args, _W) + token * field(args, _W_STRIDE), field(args, _K), field(args, _OUT) + t * field(args, _OUT_STRIDE))
+        jit.call_decode(
+            field(args, _DECODE_FN),
+            field(args, _W) + token * field(args, _W_STRIDE),
+            field(args, _K),
+            field(args, _OUT) + t * field(args, _OUT_STRIDE),
+        )
 
 
 @jit.op

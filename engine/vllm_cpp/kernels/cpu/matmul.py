@@ -1,7 +1,8 @@
 """Matrix products of a step: weight rows in place times activation rows, with bias, scale and residual addition.
 
-Owns how rows are shared among threads and how one row and many rows take different kernels. Must not know encodings: it calls the row and tile
-kernels by address (see `encodings/`), which give the same bits for the same pair, so a result never depends on the split or on the batch.
+Owns how rows are shared among threads and how one row and many rows take different kernels. Must not know encodings: it calls the row and
+tile kernels by address (see `encodings/`), which give the same bits for the same pair, so a result never depends on the split or on the
+batch.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ FIELDS = (
     "scratch", "scratch_stride",  # per thread: TABLES, then TILE, then SUMS (see scratch_bytes)
     "tile_scratch_bytes", "max_count",
 )  # fmt: skip
-(_COUNT, _ACT, _ACT_STRIDE, _W, _W_STRIDE, _K, _N_ROWS, _OUT, _OUT_STRIDE, _ROWS_FN, _TILE_FN, _BIAS, _SCALE, _ACCUMULATE, _SCRATCH, _SCRATCH_STRIDE,
+(_COUNT, _ACT, _ACT_STRIDE, _W, _W_STRIDE, _K, _N_ROWS, _OUT, _OUT_STRIDE, _ROWS_FN, _TILE_FN, _BIAS, _SCALE, _ACCUMULATE, _SCRATCH,
+ _SCRATCH_STRIDE,
  _TILE_SCRATCH_BYTES, _MAX_COUNT) = range(len(FIELDS))  # fmt: skip
 
-# Output rows handled at a time when the product must be kept apart from the output (accumulate): small enough to stay in the first cache level.
+# Output rows handled at a time when the product must be kept apart from the output (accumulate): small enough to stay in the first cache
+# level.
 BLOCK_ROWS = 64
 # A thread's share starts at a multiple of this many rows, so that two threads do not write one cache line.
 SPLIT_ROWS = 16
@@ -39,7 +42,8 @@ def scratch_bytes(max_count: int, tile_scratch_bytes: int) -> int:
 
 @jit.inner
 def product(fn_rows, fn_tile, w, w_stride, n_rows, k, acts, n_acts, outs, tile_scratch):  # type: ignore[no-untyped-def]
-    """Weight rows [n_rows] times the n_acts activation rows whose addresses stand at `acts`, to the f32 rows whose addresses stand at `outs`."""
+    """Weight rows [n_rows] times the n_acts activation rows whose addresses stand at `acts`, to the f32 rows whose addresses stand at
+    `outs`."""
     if n_acts == 1:
         jit.call_rows(fn_rows, w, w_stride, n_rows, k, load(i64, acts), load(i64, outs))
     else:

@@ -1,8 +1,8 @@
 """Routed experts: each chosen expert's slice is read once a step and applied to all rows that chose it.
 
-Owns the expert-major products and the weighted sum. Must not know encodings (row and tile kernels come by address) nor where a slice lives: it asks
-`slice_address`, and cannot tell resident, borrowed or streamed apart. Pairs are (token, slot of its top-k), numbered token * top_k + slot; the router's
-`group_by_expert` has sorted them by expert (`offsets`, `pairs`).
+Owns the expert-major products and the weighted sum. Must not know encodings (row and tile kernels come by address) nor where a slice lives:
+it asks `slice_address`, and cannot tell resident, borrowed or streamed apart. Pairs are (token, slot of its top-k), numbered token * top_k
++ slot; the router's `group_by_expert` has sorted them by expert (`offsets`, `pairs`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ UP_FIELDS = (
     "n_experts", "top_k",
     "offsets", "pairs",  # i32[n_experts + 1], i32[n_pairs]: expert e's pairs are pairs[offsets[e]:offsets[e + 1]]
     "act", "act_stride",  # the tokens' activation rows
-    "gate_tower", "gate_stride", "gate_rows_fn", "gate_tile_fn", "gate_scale",  # records; bytes between two weight rows; kernels; f32[n_experts] or 0
+    # records; bytes between two weight rows; kernels; f32[n_experts] or 0
+    "gate_tower", "gate_stride", "gate_rows_fn", "gate_tile_fn", "gate_scale",
     "up_tower", "up_stride", "up_rows_fn", "up_tile_fn", "up_scale",
     "k", "n_rows",  # values of an activation row; hidden units of an expert
     "gate_out", "up_out", "out_stride",  # f32 rows, one a pair; bytes between two; gate_out ends up holding silu(gate) * up
@@ -29,7 +30,8 @@ UP_FIELDS = (
     "up_act_stride",
     "scratch", "scratch_stride", "max_count",
 )  # fmt: skip
-(_N_EXPERTS, _TOP_K, _OFFSETS, _PAIRS, _ACT, _ACT_STRIDE, _GATE_TOWER, _GATE_STRIDE, _GATE_ROWS_FN, _GATE_TILE_FN, _GATE_SCALE, _UP_TOWER, _UP_STRIDE,
+(_N_EXPERTS, _TOP_K, _OFFSETS, _PAIRS, _ACT, _ACT_STRIDE, _GATE_TOWER, _GATE_STRIDE, _GATE_ROWS_FN, _GATE_TILE_FN, _GATE_SCALE, _UP_TOWER,
+ _UP_STRIDE,
  _UP_ROWS_FN, _UP_TILE_FN, _UP_SCALE, _K, _N_ROWS, _GATE_OUT, _UP_OUT, _OUT_STRIDE, _UP_ACT, _UP_ACT_STRIDE, _SCRATCH, _SCRATCH_STRIDE,
  _MAX_COUNT) = range(len(UP_FIELDS))  # fmt: skip
 
@@ -42,7 +44,8 @@ DOWN_FIELDS = (
     "out", "out_stride",  # f32 rows, one a pair; bytes between two
     "scratch", "scratch_stride", "max_count",
 )  # fmt: skip
-(_D_N_EXPERTS, _D_OFFSETS, _D_PAIRS, _D_ACT, _D_ACT_STRIDE, _D_TOWER, _D_STRIDE, _D_ROWS_FN, _D_TILE_FN, _D_SCALE, _D_K, _D_N_ROWS, _D_OUT, _D_OUT_STRIDE, _D_SCRATCH,
+(_D_N_EXPERTS, _D_OFFSETS, _D_PAIRS, _D_ACT, _D_ACT_STRIDE, _D_TOWER, _D_STRIDE, _D_ROWS_FN, _D_TILE_FN, _D_SCALE, _D_K, _D_N_ROWS,
+ _D_OUT, _D_OUT_STRIDE, _D_SCRATCH,
  _D_SCRATCH_STRIDE, _D_MAX_COUNT) = range(len(DOWN_FIELDS))  # fmt: skip
 
 COMBINE_FIELDS = (
@@ -144,7 +147,8 @@ def experts_down(args, tid, nth):  # type: ignore[no-untyped-def]
 
 @jit.op
 def combine(args, tid, nth):  # type: ignore[no-untyped-def]
-    """x[t] += sum over slots j of weights[t, j] * y[t * top_k + j], the slots in their order, whatever the order the experts were computed in."""
+    """x[t] += sum over slots j of weights[t, j] * y[t * top_k + j], the slots in their order, whatever the order the experts were computed
+    in."""
     n, top_k, width = load(i64, field(args, _C_COUNT)), field(args, _C_TOP_K), field(args, _C_WIDTH)
     first = share(width, SPLIT_ROWS, tid, nth)
     last = share(width, SPLIT_ROWS, tid + 1, nth)

@@ -3,9 +3,9 @@
 Owns worker threads, the barrier and how workers wait between jobs (spin briefly, then sleep on a lock, so that an idle engine uses no CPU).
 Must not know what an operation does.
 
-A job is one table: int64[n_ops, 3], (address of a compiled op, address of its record, 1 if all threads must be done before the next op starts).
-Workers are Python threads that spend their lives inside
-`serve`, with the GIL released; one takes the GIL only to fall asleep. The caller of `run` is worker 0.
+A job is one table: int64[n_ops, 3], (address of a compiled op, address of its record, 1 if all threads must be done before the next op
+starts). Workers are Python threads that spend their lives inside `serve`, with the GIL released; one takes the GIL only to fall asleep. The
+caller of `run` is worker 0.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def lead(control, tid, nth):  # type: ignore[no-untyped-def]
 
 @jit.function(4)
 def serve(control, tid, nth, seen):  # type: ignore[no-untyped-def]
-    """A worker's life between two sleeps: run every job whose generation differs from the last one seen (int64 at `seen`); return after a spell
-    without work, or when told to stop."""
+    """A worker's life between two sleeps: run every job whose generation differs from the last one seen (int64 at `seen`); return after a
+    spell without work, or when told to stop."""
     idle = 0
     while idle < _SPINS_BEFORE_YIELD + _SPINS_BEFORE_SLEEP:
         generation = simd.atomic_load(control + 8 * _GENERATION)
@@ -100,7 +100,9 @@ class Team:
         self._seen = aligned_zeros(8 * size, np.int64)
         self._wake = [threading.Semaphore(0) for _ in range(size)]
         lead.address, serve.address, announce.address  # noqa: B018 - compile now, before any thread waits for another
-        self._threads = [threading.Thread(target=self._worker, args=(tid,), name=f"vllm-worker-{tid}", daemon=True) for tid in range(1, size)]
+        self._threads = [
+            threading.Thread(target=self._worker, args=(tid,), name=f"vllm-worker-{tid}", daemon=True) for tid in range(1, size)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -124,7 +126,8 @@ class Team:
                 self._wake[tid].release()
 
     def run(self, table: np.ndarray) -> None:
-        """Run `table`, int64 [n_ops, 3] whose last entry has a barrier, on every thread; returns when all operations are done. One caller at a time."""
+        """Run `table`, int64 [n_ops, 3] whose last entry has a barrier, on every thread; returns when all operations are done. One caller
+        at a time."""
         self._control[_TABLE] = table.ctypes.data
         self._control[_COUNT] = len(table)
         if self.size > 1:
