@@ -31,9 +31,17 @@ from vllm_cpp.request import Completion, LibraryThread, OnDelta, Request, Timing
 from vllm_cpp.sampling import Sampler, TextStream
 from vllm_cpp.scheduler import Scheduler, Sequence
 
+# Tokens of a step: expert models gain from longer ones, since an expert's weights are read once a step; many sequences share shorter ones.
 DEFAULT_BATCHED_TOKENS = 2048
+DEFAULT_BATCHED_TOKENS_MOE, DEFAULT_BATCHED_TOKENS_MOE_MANY_SEQS, _MANY_SEQS = 8192, 4096, 32
 _EXIT_PATIENCE_S = 30.0  # for the step under way when the interpreter ends
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _default_batched_tokens(runner: Any, params: EngineParams) -> int:
+    if not runner.is_moe:
+        return DEFAULT_BATCHED_TOKENS
+    return DEFAULT_BATCHED_TOKENS_MOE if params.max_num_seqs <= _MANY_SEQS else DEFAULT_BATCHED_TOKENS_MOE_MANY_SEQS
 
 
 class _Job:
@@ -65,7 +73,7 @@ class Engine:
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
             max_num_seqs=params.max_num_seqs,
-            max_num_batched_tokens=params.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+            max_num_batched_tokens=params.max_num_batched_tokens or _default_batched_tokens(runner, params),
             enable_prefix_caching=params.enable_prefix_caching is not False,
         )
         self._numbers = itertools.count(1)
@@ -75,7 +83,7 @@ class Engine:
         self._closing = False
         self._cause: BaseException | None = None  # of an end that nobody asked for
         self._jobs: set[_Job] = set()
-        self._delivery_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self.delivery_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._thread = LibraryThread(self._run, "vllm-engine")
@@ -120,10 +128,10 @@ class Engine:
         """
         self._ask_to_close()
         current = threading.current_thread()
-        if current is self._thread or current in self._delivery_threads:
+        if current is self._thread or current in self.delivery_threads:
             return
         self._thread.join()
-        for thread in list(self._delivery_threads):
+        for thread in list(self.delivery_threads):
             thread.join()
 
     def stats(self) -> dict[str, Any]:
@@ -158,9 +166,6 @@ class Engine:
         with self._wake:
             self._cancelled.append(request)
             self._wake.notify()
-
-    def add_delivery_thread(self, thread: threading.Thread) -> None:
-        self._delivery_threads.add(thread)
 
     def is_step_thread(self, thread: threading.Thread) -> bool:
         return thread is self._thread

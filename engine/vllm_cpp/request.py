@@ -14,6 +14,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,7 +58,8 @@ class Host(Protocol):
 
     def cancel(self, request: Request, /) -> None: ...
 
-    def add_delivery_thread(self, thread: threading.Thread, /) -> None: ...
+    @property
+    def delivery_threads(self) -> weakref.WeakSet[threading.Thread]: ...
 
     def is_step_thread(self, thread: threading.Thread, /) -> bool: ...
 
@@ -142,15 +144,25 @@ class Request:
         self._completion = completion
         if self.on_delta is None:
             self._done.set()
-        else:
+            return
+        try:
             self._put(rest, True)
+        except RuntimeError as error:  # the process may start no more threads
+            self._failure = GenerationError(f"no thread could be started for the callback of request {self.number}: {error}")
+            self._done.set()
 
     def _put(self, text: str, finished: bool) -> None:
         self._deliveries.put((text, finished))
         if self._delivery_thread is None:
-            self._delivery_thread = LibraryThread(self._call_back, f"vllm-delivery-{self.number}")
-            self._host.add_delivery_thread(self._delivery_thread)
-            self._delivery_thread.start()
+            # Known to the engine and to `wait` before it runs: the callback may ask both.
+            thread = self._delivery_thread = LibraryThread(self._call_back, f"vllm-delivery-{self.number}")
+            self._host.delivery_threads.add(thread)
+            try:
+                thread.start()
+            except RuntimeError:
+                self._delivery_thread = None
+                self._host.delivery_threads.discard(thread)
+                raise
 
     def _call_back(self) -> None:
         assert self.on_delta is not None

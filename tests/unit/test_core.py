@@ -20,7 +20,7 @@ from fakes import EOS, FakeRunner, FakeTokenizer, decoded, engine_params, fake_l
 from vllm_cpp.config.sampling import SamplingParams, Structured
 from vllm_cpp.core import Engine
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError
-from vllm_cpp.request import WaitTimeoutError
+from vllm_cpp.request import LibraryThread, WaitTimeoutError
 
 PATIENCE_S = 60.0
 
@@ -357,6 +357,19 @@ def test_a_callback_that_does_not_return_holds_up_nobody_else(make):
     free.set()
     for request in stuck:
         assert request.wait(PATIENCE_S).finish_reason == "length"
+
+
+def test_a_process_without_another_thread_fails_streamed_requests_only(make, monkeypatch):
+    engine = make()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(LibraryThread, "start", refuse)
+    request = engine.submit("a", greedy(max_tokens=5), Recorder())
+    with pytest.raises(GenerationError, match="no thread could be started for the callback of request 1: can't start"):
+        request.wait(PATIENCE_S)
+    assert engine.submit("a", greedy(max_tokens=5)).wait(PATIENCE_S).token_ids == alone("a", 5)
 
 
 def test_wait_returns_after_the_last_call_has(make):
