@@ -664,3 +664,10 @@ def test_a_program_that_forgets_to_close_ends(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\nclosed\n", "")
+
+
+@pytest.mark.parametrize(("is_moe", "max_num_seqs", "tokens"), [(False, 4, 2048), (True, 32, 8192), (True, 33, 4096)])
+def test_tokens_of_a_step_by_default(make, is_moe, max_num_seqs, tokens):
+    runner = FakeRunner()
+    runner.is_moe = is_moe
+    assert make(runner, max_num_seqs=max_num_seqs)._scheduler.max_num_batched_tokens == tokens
