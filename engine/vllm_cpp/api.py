@@ -123,11 +123,7 @@ class _WithItsFile:
     def __init__(self, runner: Any, model: GGUFModel, residency: offload.Residency) -> None:
         self._runner = runner
         self._model = model
-        self.run = runner.run
-        self.vocab_size: int = runner.vocab_size
-        self.max_model_len: int = runner.max_model_len
-        self.block_size: int = runner.block_size
-        self.num_blocks: int = runner.num_blocks
+        self.run = runner.run  # each step asks for it
         sizes: Counter[str] = Counter()
         for tensor in model.tensors.values():
             sizes[tensor.encoding.name] += tensor.n_bytes
@@ -135,8 +131,11 @@ class _WithItsFile:
             "architecture": model.architecture,
             "encoding_bytes": dict(sizes.most_common()),
             "weights": "in the file's mapping" if residency.mmap else "in memory",
-            "max_model_len": self.max_model_len,
+            "max_model_len": runner.max_model_len,
         }
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     def stats(self) -> dict[str, Any]:
         below = getattr(self._runner, "stats", None)
@@ -215,7 +214,7 @@ class LLM:
         """
         from vllm_cpp.openai import chat
 
-        engine, document = self._open(), {**request, "messages": list(messages)}
+        engine, document = self._open(), {**request, "messages": list(messages) if isinstance(messages, tuple) else messages}
         return ChunkStream(lambda on_chunk: chat.submit(engine, document, on_chunk)) if stream else chat.complete(engine, document)
 
     def embed(self, *_: Any, **__: Any) -> Any:

@@ -287,6 +287,8 @@ class TestChat:
     def test_an_unknown_field_is_refused(self, llm):
         with pytest.raises(UnknownKeywordError, match="max_token"):
             llm.chat(self.MESSAGES, max_token=3)
+        with pytest.raises(InvalidArgumentError, match="messages"):
+            llm.chat(3)
 
 
 class TestTheRest:
