@@ -1,7 +1,7 @@
 """A step's fixed buffers, for tests of the operations that read and write the paged KV cache.
 
-Owns block tables (shuffled, so that neighbouring blocks of a sequence never lie side by side by luck), the KV buffers of one layer and the step record.
-Must not know the operations.
+Owns block tables (shuffled, so that neighbouring blocks of a sequence never lie side by side by luck), the KV buffers of one layer and
+the step record. Must not know the operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Attention over the paged cache: right to 1e-5 of the largest value, and the same bits however a prompt is cut into steps, tiles, chunks and threads."""
+"""Attention over the paged cache: right to 1e-5 of the largest value, and the same bits however a prompt is cut into steps, tiles, chunks
+and threads."""
 
 from __future__ import annotations
 
@@ -36,13 +37,14 @@ class Attention:
         self.plan_record = pack(
             attention.PLAN_FIELDS,
             count=address(self.paged.count), positions=address(self.paged.positions), seqs=address(self.paged.seqs),
-            tile_tokens=attention.tile_tokens(heads, kv_heads), chunk_tokens=chunk_tokens, n_slots=n_slots, plan=address(self.plan), max_items=max_items,
+            tile_tokens=attention.tile_tokens(heads, kv_heads), chunk_tokens=chunk_tokens, n_slots=n_slots, plan=address(self.plan),
+            max_items=max_items,
         )  # fmt: skip
         self.record = pack(
             attention.ATTENTION_FIELDS,
             plan=address(self.plan), max_items=max_items, q=address(self.q), q_stride=self.q.strides[0], out=address(self.out),
-            out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale), product_fn=PRODUCTS[dtype].address, kv_itemsize=self.paged.layout.itemsize,
-            chunk_tokens=chunk_tokens,
+            out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale),
+            product_fn=PRODUCTS[dtype].address, kv_itemsize=self.paged.layout.itemsize, chunk_tokens=chunk_tokens,
             partials=address(self.partials), scratch=address(self.scratch), scratch_stride=stride, **self.paged.fields(),
         )  # fmt: skip
 
@@ -78,7 +80,15 @@ def close(found, expected):
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "d", "block_size", "dtype"),
-    [(9, 3, 64, 32, "f16"), (4, 4, 32, 16, "f16"), (8, 1, 128, 32, "f16"), (10, 2, 96, 48, "f16"), (6, 2, 40, 16, "f16"), (7, 7, 8, 64, "f16"), (14, 2, 64, 32, "f32")],
+    [
+        (9, 3, 64, 32, "f16"),
+        (4, 4, 32, 16, "f16"),
+        (8, 1, 128, 32, "f16"),
+        (10, 2, 96, 48, "f16"),
+        (6, 2, 40, 16, "f16"),
+        (7, 7, 8, 64, "f16"),
+        (14, 2, 64, 32, "f32"),
+    ],
 )
 def test_agrees_with_plain_softmax(heads, kv_heads, d, block_size, dtype):
     a = Attention([70, 5, 33], heads, kv_heads, d, block_size, dtype)
@@ -101,7 +111,9 @@ def same(found, expected):
     return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "d", "block_size", "dtype"), [(9, 3, 64, 32, "f16"), (6, 2, 40, 16, "f16"), (14, 2, 64, 32, "f32")])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "block_size", "dtype"), [(9, 3, 64, 32, "f16"), (6, 2, 40, 16, "f16"), (14, 2, 64, 32, "f32")]
+)
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(heads, kv_heads, d, block_size, dtype):
     a = Attention([150], heads, kv_heads, d, block_size, dtype)
     one_by_one = a.in_steps([1])

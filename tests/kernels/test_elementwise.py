@@ -55,7 +55,11 @@ def test_swiglu_at_the_ends_of_the_range():
 @pytest.mark.parametrize("nth", [1, 3])
 def test_add_rows_and_bias(nth):
     rng = np.random.default_rng(5)
-    x, y, bias = rng.standard_normal((4, 37)).astype(np.float32), rng.standard_normal((4, 40)).astype(np.float32), rng.standard_normal(37).astype(np.float32)
+    x, y, bias = (
+        rng.standard_normal((4, 37)).astype(np.float32),
+        rng.standard_normal((4, 40)).astype(np.float32),
+        rng.standard_normal(37).astype(np.float32),
+    )
     expected = (x + y[:, :37]) + bias
     for addend, stride in ((y, y.strides[0]), (bias, 0)):
         count = np.array([4], np.int64)

@@ -17,8 +17,8 @@ def rmsnorm(x, weight, out, add=None, count=None, nth=1):
     count = np.array([len(x) if count is None else count], np.int64)
     record = pack(
         norm.RMSNORM_FIELDS,
-        count=address(count), x=address(x), x_stride=x.strides[0], width=len(weight), add=address(add), add_stride=0 if add is None else add.strides[0],
-        weight=address(weight), eps=EPS, out=address(out), out_stride=out.strides[0],
+        count=address(count), x=address(x), x_stride=x.strides[0], width=len(weight), add=address(add), add_stride=0 if add is None else
+        add.strides[0], weight=address(weight), eps=EPS, out=address(out), out_stride=out.strides[0],
     )  # fmt: skip
     run([norm.rmsnorm], record, nth)
 

@@ -1,4 +1,5 @@
-"""Rope: frequencies equal the recipe's, turned heads within 2e-6 of the naive form, keys and values land in their blocks, threads change nothing."""
+"""Rope: frequencies equal the recipe's, turned heads within 2e-6 of the naive form, keys and values land in their blocks, threads change
+nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_frequencies(options, recipe):
 
 
 def test_magnitude_takes_the_files_factor_too():
-    assert rope.rope_frequencies(8, 10000.0, scaling="yarn", factor=2.0, original_context=100, attn_factor=0.5)[1] == pytest.approx(0.5 + 0.05 * np.log(2))
+    assert rope.rope_frequencies(8, 10000.0, scaling="yarn", factor=2.0, original_context=100, attn_factor=0.5)[1] == pytest.approx(
+        0.5 + 0.05 * np.log(2)
+    )
 
 
 def test_unknown_scaling_is_refused():
@@ -62,10 +65,10 @@ def turn(heads, kv_heads, d, half, layout, norm, dtype="f16", nth=1):
     )  # fmt: skip
     record = pack(
         rope.ROPE_STORE_FIELDS,
-        count=address(paged.count), q=address(q), q_stride=q.strides[0], k=address(k), k_stride=k.strides[0], v=address(v), v_stride=v.strides[0],
-        n_heads=heads, n_kv_heads=kv_heads, head_dim=d, layout=layout, half=half, table=address(table), table_stride=table.strides[0],
-        q_norm=address(weights[0]), k_norm=address(weights[1]), eps=EPS, positions=address(paged.positions), seqs=address(paged.seqs),
-        kv_itemsize=paged.layout.itemsize, **paged.fields(),
+        count=address(paged.count), q=address(q), q_stride=q.strides[0], k=address(k), k_stride=k.strides[0], v=address(v),
+        v_stride=v.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, layout=layout, half=half, table=address(table),
+        table_stride=table.strides[0], q_norm=address(weights[0]), k_norm=address(weights[1]), eps=EPS,
+        positions=address(paged.positions), seqs=address(paged.seqs), kv_itemsize=paged.layout.itemsize, **paged.fields(),
     )  # fmt: skip
     run([rope.rope_table], table_record, nth)
     run([rope.rope_store], record, nth)

@@ -20,8 +20,9 @@ def route(logits, top_k, scores="softmax", bias=None, normalize=False, scale=1.0
     ids, weights = np.zeros((n, top_k), np.int32), np.zeros((n, top_k), np.float32)
     record = pack(
         router.ROUTER_FIELDS,
-        count=address(count), logits=address(logits), logits_stride=logits.strides[0], n_experts=n_experts, top_k=top_k, scores=KINDS[scores],
-        bias=address(bias), normalize=normalize, scale=scale, ids=address(ids), weights=address(weights), scratch=address(scratch), scratch_stride=stride,
+        count=address(count), logits=address(logits), logits_stride=logits.strides[0], n_experts=n_experts, top_k=top_k,
+        scores=KINDS[scores], bias=address(bias), normalize=normalize, scale=scale, ids=address(ids), weights=address(weights),
+        scratch=address(scratch), scratch_stride=stride,
     )  # fmt: skip
     run([router.route], record, nth)
     return ids, weights
@@ -30,7 +31,13 @@ def route(logits, top_k, scores="softmax", bias=None, normalize=False, scale=1.0
 @pytest.mark.parametrize("n_experts", [7, 16, 60, 128])
 @pytest.mark.parametrize(
     ("scores", "steered", "normalize", "scale"),
-    [("softmax", False, False, 1.0), ("softmax", False, True, 1.0), ("sigmoid", True, True, 2.5), ("softmax_chosen", False, False, 1.0), ("softmax", True, True, 1.0)],
+    [
+        ("softmax", False, False, 1.0),
+        ("softmax", False, True, 1.0),
+        ("sigmoid", True, True, 2.5),
+        ("softmax_chosen", False, False, 1.0),
+        ("softmax", True, True, 1.0),
+    ],
 )
 def test_agrees_with_the_naive_router(n_experts, scores, steered, normalize, scale):
     rng = np.random.default_rng(n_experts)

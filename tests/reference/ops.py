@@ -60,7 +60,10 @@ def attention(q, k, v, positions, scale):
     share = q.shape[1] // k.shape[1]
     for t, position in enumerate(positions):
         for head in range(q.shape[1]):
-            keys, values = np.asarray(k[: position + 1, head // share], np.float64), np.asarray(v[: position + 1, head // share], np.float64)
+            keys, values = (
+                np.asarray(k[: position + 1, head // share], np.float64),
+                np.asarray(v[: position + 1, head // share], np.float64),
+            )
             out[t, head] = softmax(keys @ q[t, head].astype(np.float64) * scale) @ values
     return out
 

@@ -1,11 +1,12 @@
 """Causal attention over the paged KV cache, query heads of a KV head together.
 
-Owns how a step's tokens are cut into tiles, how long contexts are cut into chunks, and the one order of arithmetic: a token's output has the same bits
-whatever else the step computes and on however many threads. Must not know models, nor who owns a block.
+Owns how a step's tokens are cut into tiles, how long contexts are cut into chunks, and the one order of arithmetic: a token's output has
+the same bits whatever else the step computes and on however many threads. Must not know models, nor who owns a block.
 
-For each (token, query head) and each chunk of `chunk_tokens` keys, KV block by KV block: scores, running maximum, weights, weighted sum of values. The
-chunks' results are folded in order. `attention_plan` decides once a step who computes what: a tile of tokens walks through all its chunks and folds
-them itself, or (few tokens, long context) its chunks are shared out and `attention_merge` folds them. Both do the same arithmetic in the same order.
+For each (token, query head) and each chunk of `chunk_tokens` keys, KV block by KV block: scores, running maximum, weights, weighted sum
+of values. The chunks' results are folded in order. `attention_plan` decides once a step who computes what: a tile of tokens walks through
+all its chunks and folds them itself, or (few tokens, long context) its chunks are shared out and `attention_merge` folds them. Both do
+the same arithmetic in the same order.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ ATTENTION_FIELDS = (
     "partials",  # n_slots * partial_bytes(n_heads, head_dim)
     "scratch", "scratch_stride",  # per thread: scratch_bytes(n_heads, n_kv_heads, head_dim, block_size)
 )  # fmt: skip
-(_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_ITEMSIZE,
- _PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
+(_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE,
+ _KV_ITEMSIZE, _PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH,
+ _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
 SPAN_TOKENS = 64  # keys between two updates of the running maximum
@@ -77,13 +79,14 @@ def partial_bytes(n_heads: int, head_dim: int) -> int:
 
 
 def scratch_bytes(n_heads: int, n_kv_heads: int, head_dim: int, block_size: int) -> int:
-    """Bytes a thread needs: for each row of a tile the query, the scores of a span, two sums of values, weights lane by lane and five numbers."""
+    """Bytes a thread needs: for each row of a tile the query, the scores of a span, two sums of values, weights lane by lane and five
+    numbers."""
     rows = _whole(tile_tokens(n_heads, n_kv_heads) * (n_heads // n_kv_heads))
     return 4 * rows * (3 * _whole(head_dim) + max(SPAN_TOKENS, block_size) + LANES + 5)
 
 
 @jit.op
-def attention_plan(args, tid, nth):  # type: ignore[no-untyped-def]
+def attention_plan(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG001 - every op takes both
     """Cut this step's tokens into tiles (runs of one sequence) and list what is to be computed. Thread 0 does it, once a step."""
     if tid != 0:
         return
@@ -165,8 +168,30 @@ def _scaled(x, factor, out, n):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
+def _weigh(scores, score_row, columns, n_rows, group, visible, largest, factors, lane_weights):  # type: ignore[no-untyped-def]
+    """A span's scores become weights against the largest score so far, which is brought up to date; `factors` is what corrects earlier
+    weights. The first token sees `visible` keys of the span, the next one more; a token has `group` rows."""
+    for r in range(n_rows):
+        before = simd.load(f32, largest + 4 * r)
+        lanes = simd.splat(f32x16, before)
+        for i in range(0, columns, LANES):
+            lanes = simd.maximum(_shown(scores + r * score_row + 4 * i, visible + r // group - i), lanes)
+        now = simd.hmax(lanes)
+        simd.store(largest + 4 * r, now)
+        simd.store(factors + 4 * r, before - now)
+    for r in range(0, n_rows, LANES):
+        simd.store(factors + 4 * r, simd.exp(simd.load(f32x16, factors + 4 * r)))
+    for r in range(n_rows):
+        now = simd.load(f32, largest + 4 * r)
+        weights = simd.load(f32x16, lane_weights + 4 * LANES * r) * simd.load(f32, factors + 4 * r)
+        for i in range(0, columns, LANES):
+            weights = weights + _weights(scores + r * score_row + 4 * i, visible + r // group - i, now)
+        simd.store(lane_weights + 4 * LANES * r, weights)
+
+
+@jit.inner
 def _fold(sums, largest, weight, total, stats, row):  # type: ignore[no-untyped-def]
-    """Add a chunk's result to what the chunks before it gave: `total` f32[row] and, at `stats`, its largest score and its sum of weights."""
+    """Add a chunk's result to what the chunks before it gave: `total` f32[row] and, at `stats`, its largest score and sum of weights."""
     before = simd.load(f32, stats)
     together = simd.maximum(before, largest)
     keep, take = simd.exp(before - together), simd.exp(largest - together)
@@ -199,11 +224,16 @@ def _finish(total, stats, out, head_dim):  # type: ignore[no-untyped-def]
 def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     """Attention of this thread's share of the plan's items."""
     product, itemsize = field(args, _PRODUCT_FN), field(args, _KV_ITEMSIZE)
-    n_heads, n_kv_heads, head_dim, block_size = field(args, _N_HEADS), field(args, _N_KV_HEADS), field(args, _HEAD_DIM), field(args, _BLOCK_SIZE)
+    n_heads, n_kv_heads, head_dim, block_size = (
+        field(args, _N_HEADS),
+        field(args, _N_KV_HEADS),
+        field(args, _HEAD_DIM),
+        field(args, _BLOCK_SIZE),
+    )
     plan, n_items = field(args, _PLAN), index(field(args, _PLAN), _N_ITEMS)
     group, row, chunk_blocks = n_heads // n_kv_heads, _whole(head_dim), field(args, _CHUNK_TOKENS) // block_size
     k_bytes, v_bytes = itemsize * head_dim * block_size, itemsize * block_size * row
-    scale = number(args, _SCALE)
+    k_cache, v_cache, scale = field(args, _K_CACHE), field(args, _V_CACHE), number(args, _SCALE)
     span_blocks = max(1, SPAN_TOKENS // block_size)
     score_row = 4 * span_blocks * block_size
     # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read the same keys and values.
@@ -244,32 +274,20 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
                 for block in range(start, stop):
                     # while keys are read their values are asked for, and the next span's keys while values are read
                     place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
-                    call_product(product, queries, 4 * row, padded, field(args, _K_CACHE) + place * k_bytes, itemsize * block_size, head_dim,
-                            scores + 4 * column, score_row, min(block_size, columns - column), 0, field(args, _V_CACHE) + place * v_bytes)  # fmt: skip
-                for r in range(n_rows):
-                    visible = position + r // group + 1 - start * block_size
-                    before = simd.load(f32, largest + 4 * r)
-                    lanes = simd.splat(f32x16, before)
-                    for i in range(0, columns, LANES):
-                        lanes = simd.maximum(_shown(scores + r * score_row + 4 * i, visible - i), lanes)
-                    now = simd.hmax(lanes)
-                    simd.store(largest + 4 * r, now)
-                    simd.store(factors + 4 * r, before - now)
-                for r in range(0, rows, LANES):
-                    simd.store(factors + 4 * r, simd.exp(simd.load(f32x16, factors + 4 * r)))
-                for r in range(n_rows):
-                    visible = position + r // group + 1 - start * block_size
-                    now = simd.load(f32, largest + 4 * r)
-                    weights = simd.load(f32x16, lane_weights + 4 * LANES * r) * simd.load(f32, factors + 4 * r)
-                    for i in range(0, columns, LANES):
-                        weights = weights + _weights(scores + r * score_row + 4 * i, visible - i, now)
-                    simd.store(lane_weights + 4 * LANES * r, weights)
+                    keys, values = k_cache + place * k_bytes, v_cache + place * v_bytes
+                    call_product(
+                        product, queries, 4 * row, padded, keys, itemsize * block_size, head_dim,
+                        scores + 4 * column, score_row, min(block_size, columns - column), 0, values,
+                    )  # fmt: skip
+                _weigh(scores, score_row, columns, n_rows, group, position + 1 - start * block_size, largest, factors, lane_weights)
                 for block in range(start, stop):
                     place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
                     ahead = index(table, min(block + span_blocks, last // block_size)) * n_kv_heads + kv_head
                     multipliers = ones if block > start else factors if start > first_block else 0
-                    call_product(product, scores + 4 * column, score_row, padded, field(args, _V_CACHE) + place * v_bytes, itemsize * row,
-                            min(block_size, seen - column), sums, 4 * row, row, multipliers, field(args, _K_CACHE) + ahead * k_bytes)  # fmt: skip
+                    call_product(
+                        product, scores + 4 * column, score_row, padded, v_cache + place * v_bytes, itemsize * row,
+                        min(block_size, seen - column), sums, 4 * row, row, multipliers, k_cache + ahead * k_bytes,
+                    )  # fmt: skip
             for r in range(n_rows):
                 weight = simd.hsum(simd.load(f32x16, lane_weights + 4 * LANES * r))
                 if slot < 0:

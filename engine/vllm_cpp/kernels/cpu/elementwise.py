@@ -68,8 +68,9 @@ def add_span(x, y, factor, n):  # type: ignore[no-untyped-def]
 
 @jit.inner
 def span(at, last, width):  # type: ignore[no-untyped-def]
-    """The stretch of one row that starts at vector `at` and ends where the row or the share does: row, first column, columns, vector to go on at.
-    Rows of `width` values are counted as whole vectors, one row after the other, so that few long rows and many short ones share out alike."""
+    """The stretch of one row that starts at vector `at` and ends where the row or the share does: row, first column, columns, vector to
+    go on at. Rows of `width` values are counted as whole vectors, one row after the other, so that few long rows and many short ones
+    share out alike."""
     vectors = (width + LANES - 1) // LANES
     row = at // vectors
     stop = min(last, (row + 1) * vectors)

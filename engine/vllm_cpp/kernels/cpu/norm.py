@@ -1,6 +1,7 @@
 """Root-mean-square norms of rows, with the residual addition that stands before them.
 
-Owns `x / sqrt(mean(x^2) + eps) * weight` for rows and for heads, in one fixed order of summation. Must not know which norm of a model this is.
+Owns `x / sqrt(mean(x^2) + eps) * weight` for rows and for heads, in one fixed order of summation. Must not know which norm of a model
+this is.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """A few rows times a panel: the product both halves of attention are made of.
 
-Owns `c[r] = c[r] * factor[r] + a[r] . B` for f32 rows a, c and a panel B [k][columns] of f16 or f32. Each value is one chain of fused multiply-adds over
-k in rising order, so its bits do not depend on how many rows or columns are computed together. Must not know what rows and panel mean.
+Owns `c[r] = c[r] * factor[r] + a[r] . B` for f32 rows a, c and a panel B [k][columns] of f16 or f32. Each value is one chain of fused
+multiply-adds over k in rising order, so its bits do not depend on how many rows or columns are computed together. Must not know what rows
+and panel mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -92,26 +93,26 @@ def _product(of: _Operands, rows: Value, columns: Value, load: Callable[..., Val
 
 
 @unrolled
-def _over_f16(a: Any, a_stride: Any, rows: Any, b: Any, b_stride: Any, k: Any, c: Any, c_stride: Any, columns: Any, factors: Any, ahead: Any) -> None:
-    _product(_Operands(a, a_stride, b, b_stride, k, c, c_stride, factors, ahead), rows, columns, simd.load_half, 2)
+def _over_f16(rows: Value, columns: Value, *operands: Value) -> None:
+    _product(_Operands(*operands), rows, columns, simd.load_half, 2)
 
 
 @unrolled
-def _over_f32(a: Any, a_stride: Any, rows: Any, b: Any, b_stride: Any, k: Any, c: Any, c_stride: Any, columns: Any, factors: Any, ahead: Any) -> None:
-    _product(_Operands(a, a_stride, b, b_stride, k, c, c_stride, factors, ahead), rows, columns, simd.load, 4)
+def _over_f32(rows: Value, columns: Value, *operands: Value) -> None:
+    _product(_Operands(*operands), rows, columns, simd.load, 4)
 
 
 @jit.function(11)
 def product_f16(a, a_stride, rows, b, b_stride, k, c, c_stride, columns, factors, ahead):  # type: ignore[no-untyped-def]
-    """f32 rows `a` times the f16 panel b [k][columns], to the f32 rows `c`. Strides are bytes between rows; `columns` is a multiple of 16; `factors` is
-    the address of one f32 a row, or 0: the sums start at zero. `ahead` is the panel needed next, or b again."""
-    _over_f16(a, a_stride, rows, b, b_stride, k, c, c_stride, columns, factors, ahead)
+    """f32 rows `a` times the f16 panel b [k][columns], to the f32 rows `c`. Strides are bytes between rows; `columns` is a multiple of
+    16; `factors` is the address of one f32 a row, or 0: the sums start at zero. `ahead` is the panel needed next, or b again."""
+    _over_f16(rows, columns, a, a_stride, b, b_stride, k, c, c_stride, factors, ahead)
 
 
 @jit.function(11)
 def product_f32(a, a_stride, rows, b, b_stride, k, c, c_stride, columns, factors, ahead):  # type: ignore[no-untyped-def]
     """The same over an f32 panel."""
-    _over_f32(a, a_stride, rows, b, b_stride, k, c, c_stride, columns, factors, ahead)
+    _over_f32(rows, columns, a, a_stride, b, b_stride, k, c, c_stride, factors, ahead)
 
 
 @unrolled
@@ -124,6 +125,6 @@ def call_product(product: Value, *args: Value) -> None:
 
 @unrolled
 def padded_rows(n: Value) -> Value:
-    """Rows a product of n rows is best given: one, two or four odd rows are computed as such, others are filled up to the next of these sizes."""
+    """Rows a product of n rows is best given: one, two or four rows beside the eights are computed as such, others filled up."""
     odd = n & 7
     return n + simd.select(odd == 3, 1, simd.select(odd > 4, 8 - odd, 0 * odd))

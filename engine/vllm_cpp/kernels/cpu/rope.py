@@ -1,7 +1,7 @@
 """Rotary positions, and the way of q, k and v from the projections into attention.
 
-Owns the frequencies of each kind of scaling, the table of cosines and sines of a step, and the operation that norms heads, turns q and k, and stores
-k and v in their KV blocks. Must not know architectures: which layout and which scaling a model wants is told.
+Owns the frequencies of each kind of scaling, the table of cosines and sines of a step, and the operation that norms heads, turns q and k,
+and stores k and v in their KV blocks. Must not know architectures: which layout and which scaling a model wants is told.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ ROPE_STORE_FIELDS = (
     "positions", "seqs",  # i32[n_tokens]: position of a token, row of its sequence in block_tables
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
 )  # fmt: skip
-(_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE, _Q_NORM, _K_NORM, _EPS,
- _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_ITEMSIZE, _POSITIONS, _SEQS, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
+(_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE,
+ _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_ITEMSIZE, _POSITIONS, _SEQS, _BLOCK_TABLES,
+ _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
 
 
 def rope_frequencies(
@@ -63,10 +64,10 @@ def rope_frequencies(
 ) -> tuple[np.ndarray, float]:
     """Angle per position of each pair, f64[rot / 2], and what cosine and sine are multiplied by.
 
-    Pair i turns by `base ** (-2i / rot)` a position, divided by `divisors[i]` where the file has rope factors. "linear" divides every angle by `factor`
-    (position interpolation, Chen et al. 2023). "yarn" (Peng et al. 2023, as ggml computes it) divides the slow pairs only: pairs that turn less than
-    `beta_slow` times over the original context by `factor`, those that turn more than `beta_fast` times not at all, a ramp between; and multiplies
-    cosine and sine by `1 + 0.1 ln(factor)`.
+    Pair i turns by `base ** (-2i / rot)` a position, divided by `divisors[i]` where the file has rope factors. "linear" divides every
+    angle by `factor` (position interpolation, Chen et al. 2023). "yarn" (Peng et al. 2023, as ggml computes it) divides the slow pairs
+    only: pairs that turn less than `beta_slow` times over the original context by `factor`, those that turn more than `beta_fast` times
+    not at all, a ramp between; and multiplies cosine and sine by `1 + 0.1 ln(factor)`.
     """
     pair = np.arange(rot // 2, dtype=np.float64)
     angles = base ** (-2.0 * pair / rot)

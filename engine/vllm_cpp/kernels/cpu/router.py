@@ -126,7 +126,7 @@ def route(args, tid, nth):  # type: ignore[no-untyped-def]
 
 
 @jit.op
-def group_by_expert(args, tid, nth):  # type: ignore[no-untyped-def]
+def group_by_expert(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG001 - every op takes both
     """Counting sort of the pairs by expert, stable; thread 0 does it."""
     if tid != 0:
         return
