@@ -1,7 +1,7 @@
 """What the encoding kernels are held against, and how tests call them.
 
-Owns naive activation quantizers (numpy, block by block), the naive product in float64 of decoded weights and decoded activations, and weights
-that end where readable memory ends. Must not know how a kernel works.
+Owns naive activation quantizers (numpy, block by block), the naive product in float64 of decoded weights and decoded activations, and
+weights that end where readable memory ends. Must not know how a kernel works.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ def awkward_rows(n, k):
     return x
 
 
-@pytest.mark.parametrize(("layout", "k"), [("a32", 32), ("a32", 96), ("a32", 128), ("a32", 160), ("a32", 1536), ("q8k", 256), ("q8k", 1024)])
+@pytest.mark.parametrize(
+    ("layout", "k"), [("a32", 32), ("a32", 96), ("a32", 128), ("a32", 160), ("a32", 1536), ("q8k", 256), ("q8k", 1024)]
+)
 def test_bytes_are_the_naive_quantizers(layout, k):
     x = awkward_rows(6, k)
     expected = np.stack([NAIVE[layout](row).raw for row in x])

@@ -114,10 +114,10 @@ def half_bits_to_float(bits: Value) -> Value:
     """f16 bit patterns (u16) as f32 by integer steps: without F16C, LLVM would call a function numba cannot find and abort."""
     kind = with_element(bits.type, f32)
     wide = convert(with_element(bits.type, u32), bits)
-    magnitude = view(kind, (wide & 0x7FFF) << 13) * constant(kind, 2.0**112)
+    magnitude = reinterpret(kind, (wide & 0x7FFF) << 13) * constant(kind, 2.0**112)
     infinite = (wide & 0x7C00) == 0x7C00
-    unsigned = select(infinite, view(wide.type, magnitude) | 0x7F800000, view(wide.type, magnitude))
-    return view(kind, unsigned | ((wide & 0x8000) << 16))
+    unsigned = select(infinite, reinterpret(wide.type, magnitude) | 0x7F800000, reinterpret(wide.type, magnitude))
+    return reinterpret(kind, unsigned | ((wide & 0x8000) << 16))
 
 
 @unrolled
@@ -133,12 +133,12 @@ def store_half(address: Any, value: Value) -> None:
 
 def float_to_half_bits(value: Value) -> Value:
     """The u16 bit patterns of f32 numbers rounded to f16: scaling through the f32 adder does the rounding and the denormals."""
-    bits = view(with_element(value.type, u32), value)
+    bits = reinterpret(with_element(value.type, u32), value)
     doubled = bits + bits
     bias = maximum(doubled & 0xFF000000, constant(bits.type, 0x71000000))
-    magnitude = view(value.type, bits & 0x7FFFFFFF)
+    magnitude = reinterpret(value.type, bits & 0x7FFFFFFF)
     scaled = (magnitude * constant(value.type, 2.0**112)) * constant(value.type, 2.0**-110)
-    rounded = view(bits.type, view(value.type, (bias >> 1) + 0x07800000) + scaled)
+    rounded = reinterpret(bits.type, reinterpret(value.type, (bias >> 1) + 0x07800000) + scaled)
     unsigned = ((rounded >> 13) & 0x7C00) + (rounded & 0xFFF)
     result = select(doubled > 0xFF000000, constant(bits.type, 0x7E00), unsigned) | ((bits >> 16) & 0x8000)
     return convert(with_element(bits.type, u16), result)
@@ -156,13 +156,13 @@ def round_half(value: Value) -> Value:
 @unrolled
 def load_bfloat(kind: types.Type, address: Any) -> Value:
     """bf16 numbers as f32: the upper half of the bit pattern."""
-    return view(kind, convert(with_element(kind, u32), load(with_element(kind, u16), address)) << 16)
+    return reinterpret(kind, convert(with_element(kind, u32), load(with_element(kind, u16), address)) << 16)
 
 
 @unrolled
 def store_bfloat(address: Any, value: Value) -> None:
     """f32 numbers stored as bf16, rounded to the nearest, ties to even; NaN stays NaN."""
-    bits = view(with_element(value.type, u32), value)
+    bits = reinterpret(with_element(value.type, u32), value)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = (bits >> 16) | 64
     store(address, convert(with_element(value.type, u16), select((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)))
@@ -176,7 +176,8 @@ def prefetch(address: Any) -> None:
 
 
 def sums_at_once(rows: int, vectors: int) -> tuple[int, int]:
-    """How many of `rows` rows and `vectors` 16-lane vectors of f32 sums an inner product keeps in registers, with room for what it adds to them."""
+    """How many of `rows` rows and `vectors` 16-lane vectors of f32 sums an inner product keeps in registers, with room for what it adds
+    to them."""
     if "avx512f" in features():
         return rows, vectors
     return min(rows, 4), vectors if rows <= 2 else 1
@@ -242,7 +243,7 @@ def convert(kind: types.Type, x: Value) -> Value:
 
 
 @unrolled
-def view(kind: types.Type, x: Value) -> Value:
+def reinterpret(kind: types.Type, x: Value) -> Value:
     """The same bits under another type."""
     return Value(kind, x.ir if x.ir.type == llvm_type(kind) else builder().bitcast(x.ir, llvm_type(kind)))
 
@@ -415,7 +416,7 @@ def exp(x: Value) -> Value:
 
 
 def _power_of_two(n: Value) -> Value:
-    return view(with_element(n.type, f32), (n + 127) << 23)
+    return reinterpret(with_element(n.type, f32), (n + 127) << 23)
 
 
 # ---- integer dots. All lowerings give the same integers; what each one may assume is said in its first line.
@@ -437,10 +438,10 @@ def dot_i8(total: Value, x: Value, y: Value) -> Value:
     if lane() == "vnni":
         # the instruction wants one unsigned side: (x + 128) . y - 128 . y; it adds in 32 bits, so nothing saturates
         wide = VecType(u8, x.type.lanes)
-        shifted = view(wide, x) ^ 0x80
+        shifted = reinterpret(wide, x) ^ 0x80
         return _dpbusd(total, shifted, y) - _dpbusd(constant(total.type, 0), constant(wide, 128), y)
     if lane() == "avx2":
-        magnitude = view(VecType(u8, x.type.lanes), absolute(x))
+        magnitude = reinterpret(VecType(u8, x.type.lanes), absolute(x))
         return dot_i16(total, pair_sums(magnitude, _with_sign_of(x, y)), constant(VecType(i16, x.type.lanes // 2), 1))
     return _dot_generic(total, x, y)
 
@@ -452,7 +453,7 @@ def signed_offset() -> int:
 
 def unsigned_form(x: Value) -> Value:
     """Signed bytes in the form `dots` multiplies fastest here: u8 holding x + 128, or x itself (see `signed_offset`)."""
-    return view(VecType(u8, x.type.lanes), x) ^ 0x80 if signed_offset() else x
+    return reinterpret(VecType(u8, x.type.lanes), x) ^ 0x80 if signed_offset() else x
 
 
 def dots_at_once(largest: int) -> int:

@@ -123,7 +123,7 @@ def coerce(x: Any, kind: types.Type) -> Value:
     if x.type == kind:
         return x
     if isinstance(x.type, VecType):
-        raise TypeError(f"a {x.type} where a {kind} is needed: convert() or view() it")
+        raise TypeError(f"a {x.type} where a {kind} is needed: convert() or reinterpret() it")
     return splat(scalar_cast(x, element_of(kind)), kind)
 
 
@@ -302,9 +302,9 @@ def _returned(context: Any, irbuilder: ir.IRBuilder, kind: types.Type, result: A
 
 def unrolled(function: Callable) -> Callable:
     """Decorate a function over Values so that compiled kernels can call it too; types are passed by name, constants as numbers."""
-    if inspect.ismethod(function):
-        bound = function
-        function = functools.wraps(bound)(lambda *args: bound(*args))  # numba takes plain functions only
+    if inspect.ismethod(function):  # numba takes plain functions only
+        method, owner = function.__func__, function.__self__
+        function = functools.wraps(method)(lambda *args: method(owner, *args))
     known: dict[tuple, types.Type] = {}
 
     class UnrolledFunction(AbstractTemplate):

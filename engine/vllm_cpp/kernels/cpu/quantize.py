@@ -1,10 +1,12 @@
 """Activations in the forms that weight encodings multiply with.
 
-Owns the three layouts of an activation row and the kernels that write them from f32. The numbers are those ggml uses, so that results agree with
-llama.cpp to rounding; their places in memory are ours, chosen so that the row and tile kernels load whole vectors. Must not know any weight encoding.
+Owns the three layouts of an activation row and the kernels that write them from f32. The numbers are those ggml uses, so that results
+agree with llama.cpp to rounding; their places in memory are ours, chosen so that the row and tile kernels load whole vectors. Must not
+know any weight encoding.
 
 - "f32": f32[k], as it is.
-- "a32": int8 blocks of 32 in quads, see `encodings/a32.py`. d = largest |x| / 127 rounded through f16, q = x * (127 / largest |x|) rounded half to even.
+- "a32": int8 blocks of 32 in quads, see `encodings/a32.py`. d = largest |x| / 127 rounded through f16, q = x * (127 / largest |x|)
+  rounded half to even.
 - "q8k": int8 blocks of 256, see `encodings/q8k.py`. The scale makes the largest |x| (the first, if several) -127.
 """
 
@@ -70,7 +72,7 @@ def a32_block(x: Value, record: Value, place: Value) -> None:
     total = hsum(whole[0] + whole[1])
     for half, at in zip(whole, (0, a32.SECOND), strict=True):
         store(record + at + place * 16, convert(i8x16, half))
-    # The scaled sum goes through f16 as in ggml's Q8_1, whose sum it is: with the exact one, a near tie between experts can fall the other way.
+    # The scaled sum goes through f16 as in ggml's Q8_1: with the exact one, a near tie between experts can fall the other way.
     _a32_scales(record, place, round_half(d), round_half(d * convert(f32, total)), total)
 
 
@@ -153,7 +155,8 @@ def quantize_q8k(x, k, out):  # type: ignore[no-untyped-def]
 
 @jit.op
 def quantize(args, tid, nth):  # type: ignore[no-untyped-def]
-    """out[t] = x[t] in the layout; the pieces of all rows (quads, blocks) are shared out in one run, so few rows keep every thread busy too."""
+    """out[t] = x[t] in the layout; the pieces of all rows (quads, blocks) are shared out in one run, so few rows keep every thread busy
+    too."""
     n = load(i64, load(i64, args))
     x, x_stride, k = load(i64, args + 8), load(i64, args + 16), load(i64, args + 24)
     out, out_stride, layout = load(i64, args + 32), load(i64, args + 40), load(i64, args + 48)

@@ -1,7 +1,7 @@
 """Which encodings have kernels, and where those are.
 
-Owns the look-up by name. Importing this imports no kernel; asking for an encoding imports its file and compiles its three kernels (or loads them from the
-disk cache), so a model pays only for the encodings its file holds. Must not know block layouts.
+Owns the look-up by name. Importing this imports no kernel; asking for an encoding imports its file and compiles its three kernels (or
+loads them from the disk cache), so a model pays only for the encodings its file holds. Must not know block layouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class EncodingKernels:
 def encoding_kernels(name: str) -> EncodingKernels:
     """The kernels of the encoding called `name` in GGUF (`Q4_K`)."""
     if name not in NAMES:
-        raise ModelLoadError(f"encoding {name} has no CPU kernels; there are kernels for {', '.join(NAMES)}: quantize the model to one of these")
+        raise ModelLoadError(
+            f"encoding {name} has no CPU kernels; there are kernels for {', '.join(NAMES)}: quantize the model to one of these"
+        )
     module = importlib.import_module(f"vllm_cpp.kernels.cpu.encodings.{name.lower()}")
     return EncodingKernels(module.rows.address, module.tile.address, module.decode.address)
 

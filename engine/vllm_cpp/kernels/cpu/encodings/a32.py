@@ -1,12 +1,13 @@
 """Products of encodings with 32-value blocks and "a32" activations.
 
-Owns the arithmetic order, the same in both kernels and on every CPU: each block's integer sum is exact; it becomes f32 once; blocks add up in four
-chains (by place in their quad), each a chain of fused multiply-adds in rising order, and the chains are summed at the end. Must not know how any
-encoding packs its blocks: a `Form` says that for four blocks that stand one after another.
+Owns the arithmetic order, the same in both kernels and on every CPU: each block's integer sum is exact; it becomes f32 once; blocks add
+up in four chains (by place in their quad), each a chain of fused multiply-adds in rising order, and the chains are summed at the end.
+Must not know how any encoding packs its blocks: a `Form` says that for four blocks that stand one after another.
 
-A row is cut into quads of four blocks. Where the number of blocks is not a multiple of four, the last quad overlaps the one before it and the
-activation record has zeros in place of the blocks already counted (a row under four blocks is padded with zero blocks instead). `quantize.py` writes
-the records: 192 bytes a quad: i8[4][16] first halves of the blocks, i8[4][16] second halves, f32[4] d, f32[4] ones, f32[4] d * sum, i32[4] sum.
+A row is cut into quads of four blocks. Where the number of blocks is not a multiple of four, the last quad overlaps the one before it and
+the activation record has zeros in place of the blocks already counted (a row under four blocks is padded with zero blocks instead).
+`quantize.py` writes the records: 192 bytes a quad: i8[4][16] first halves of the blocks, i8[4][16] second halves, f32[4] d, f32[4] ones,
+f32[4] d * sum as ggml rounds it, i32[4] sum.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from vllm_cpp.kernels.simd import (
     load,
     pack,
     prefetch,
+    reinterpret,
     select,
     shuffle,
     signed_offset,
@@ -49,7 +51,6 @@ from vllm_cpp.kernels.simd import (
     u16,
     unrolled,
     unsigned_form,
-    view,
     zero,
 )
 from vllm_cpp.kernels.vectors import Value, constant
@@ -69,8 +70,8 @@ CHAIN_BYTES = 2 * ACTS * ROWS * 4  # the kept sums of one chain
 class Form:
     """How an encoding's blocks unpack. A value is d * (q - offset) + m; `largest` bounds every q.
 
-    unpack(address of four blocks) -> (first, second, scales): bytes x64 with q of values 0..15 of each block and of values 16..31, u8, or i8 with
-    `signed`; f32x4 with each block's d, or with `minimum` f32x8 with each d and then each m.
+    unpack(address of four blocks) -> (first, second, scales): bytes x64 with q of values 0..15 of each block and of values 16..31, u8, or
+    i8 with `signed`; f32x4 with each block's d, or with `minimum` f32x8 with each d and then each m.
     """
 
     block_bytes: int
@@ -163,7 +164,7 @@ def values(form: Form) -> Callable:
 
 
 class Tile:
-    """The compiled-in pieces of one form's tile kernel. Sums are f32x16 by (activation row, group of rows), the m parts after all others."""
+    """The compiled-in pieces of one form's tile kernel. Sums are f32x16 by cell (activation row, group of rows), the m parts last."""
 
     def __init__(self, form: Form):
         self.form = form
@@ -182,8 +183,9 @@ class Tile:
         form, sums = self.form, list(sums)
         entries = [act + (SCALES + place * 4) for act in acts]
         scales = columns + (32 * WORD_BYTES + place * WORD_BYTES)
-        for i, whole in enumerate(self._block_integers(columns + place * (4 * WORD_BYTES), [act + place * 16 for act in acts])):
-            a, g = self.cells[i]
+        integers = self._block_integers(columns + place * (4 * WORD_BYTES), [act + place * 16 for act in acts])
+        for i, (a, g) in enumerate(self.cells):
+            whole = integers[i]
             if form.dot_offset:
                 whole = whole - load(i32, entries[a] + (SUMS - SCALES)) * form.dot_offset
             sums[i] = fma(convert(f32x16, whole), load(f32x16, scales + 64 * g) * load(f32, entries[a]), sums[i])
@@ -201,7 +203,7 @@ class Tile:
             pairs: list[list] = [[] for _ in self.cells]
             for half, word in words[start : start + dots_at_once(form.largest)]:
                 weights = [load(kind, columns + ((16 * half + word) * WORD_BYTES + 64 * g)) for g in range(ROWS // GROUP)]
-                same = [view(i8x64, splat(i32x16, load(i32, act + (SECOND * half + 4 * word)))) for act in acts]
+                same = [reinterpret(i8x64, splat(i32x16, load(i32, act + (SECOND * half + 4 * word)))) for act in acts]
                 for i, (a, g) in enumerate(self.cells):
                     pairs[i].append((weights[g], same[a]))
             whole = [dots(t, p, form.largest) for t, p in zip(whole, pairs, strict=True)]

@@ -1,7 +1,8 @@
 """Products of encodings without blocks: weights become f32 and meet f32 activations.
 
-Owns the arithmetic order, the same in both kernels: value i of a row goes to chain i modulo 32, each chain fused multiply-adds in rising order; the chains
-are summed by halves, and what does not fill 32 values is added after them, one by one. Must not know formats: a `load` gives n numbers as f32.
+Owns the arithmetic order, the same in both kernels: value i of a row goes to chain i modulo 32, each chain fused multiply-adds in rising
+order; the chains are summed by halves, and what does not fill 32 values is added after them, one by one. Must not know formats: a `load`
+gives n numbers as f32.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def rows(dot_32, load_floats, value_bytes, w, stride, n_rows, k, act, out):  # t
 
 @jit.inner
 def tile(stage_32, load_floats, value_bytes, w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
-    """The tile kernel of every format (see `jit.tile_kernel`). A panel stands chain by chain; the values left over are columns at its end."""
+    """The tile kernel of every format (see `jit.tile_kernel`). A panel stands chain by chain; the values left over are columns at its
+    end."""
     staged = (scratch + 63) // 64 * 64
     chains = staged + STAGED_BYTES
     columns = chains + CHAINS * CHAIN_BYTES

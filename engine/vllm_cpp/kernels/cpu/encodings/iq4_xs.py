@@ -1,4 +1,5 @@
-"""IQ4_XS: 256 values a block: f16 d, 8 x 2 high scale bits, 8 x 4 low scale bits, 8 x 16 bytes of 4 bits; a value is d * (scale - 32) * LEVELS[q].
+"""IQ4_XS: 256 values a block: f16 d, 8 x 2 high scale bits, 8 x 4 low scale bits, 8 x 16 bytes of 4 bits; a value is d * (scale - 32) *
+LEVELS[q].
 
 The low halves of a run's 16 bytes are its first 16 values, the high halves the other 16.
 """
@@ -16,6 +17,7 @@ from vllm_cpp.kernels.simd import (
     i16x16,
     load,
     load_half,
+    reinterpret,
     shuffle,
     splat,
     table16,
@@ -25,7 +27,6 @@ from vllm_cpp.kernels.simd import (
     u16x32,
     u32,
     u32x16,
-    view,
 )
 from vllm_cpp.kernels.vectors import Value, constant
 
@@ -37,8 +38,8 @@ def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
     quants = []
     for j in range(4):
         packed = load(u8x32, w + (8 + 32 * j))
-        twice = view(u16x32, shuffle(packed, [*range(16), *range(16), *range(16, 32), *range(16, 32)]))
-        quants.append(table16(levels, view(u8x64, twice >> constant(u16x32, ([0] * 8 + [4] * 8) * 2)) & 15))
+        twice = reinterpret(u16x32, shuffle(packed, [*range(16), *range(16), *range(16, 32), *range(16, 32)]))
+        quants.append(table16(levels, reinterpret(u8x64, twice >> constant(u16x32, ([0] * 8 + [4] * 8) * 2)) & 15))
     return quants, _scales(w), None, splat(f32x4, load_half(f32, w))
 
 

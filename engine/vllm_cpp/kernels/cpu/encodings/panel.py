@@ -1,8 +1,8 @@
 """Panels: the unpacked form of many weight rows that tile kernels read.
 
-Owns one transposition. A row is first unpacked to lines of 64 bytes; sixteen rows' lines become columns: for each 4-byte word of a line, that word of
-all rows side by side, so that one vector holds sixteen rows and an activation word is repeated across it. A product then needs no horizontal sums, and
-every row's sum is one lane. Must not know what the words mean.
+Owns one transposition. A row is first unpacked to lines of 64 bytes; sixteen rows' lines become columns: for each 4-byte word of a line,
+that word of all rows side by side, so that one vector holds sixteen rows and an activation word is repeated across it. A product then
+needs no horizontal sums, and every row's sum is one lane. Must not know what the words mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def _interleave(x: Value, y: Value, width: int) -> tuple[Value, Value]:
 
 @unrolled
 def transpose_lines(source: Value, row_bytes: Value, to: Value, four_bytes: Value, word_bytes: Value) -> None:
-    """Sixteen lines (16 words each, `row_bytes` apart) to sixteen columns: `word_bytes` apart, each four of them `four_bytes` from the next four."""
+    """Sixteen lines (16 words each, `row_bytes` apart) to sixteen columns: `word_bytes` apart, each four of them `four_bytes` from the
+    next four."""
     lines = [load(i32x16, source + row_bytes * r) for r in range(GROUP)]
     fours = []  # fours[a][j]: 128 bits number q hold word 4q + j of rows 4a .. 4a + 3
     for a in range(0, GROUP, 4):

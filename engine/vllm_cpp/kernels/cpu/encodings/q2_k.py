@@ -8,7 +8,7 @@ from __future__ import annotations
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
 from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin
-from vllm_cpp.kernels.simd import convert, i16x16, join, load, u8x16, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.simd import convert, i16x16, join, load, reinterpret, u8x16, u8x32, u8x64, u16x32
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 84
@@ -18,8 +18,8 @@ def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
     quants = []
     for half in range(2):
         packed = load(u8x32, w + (16 + 32 * half))
-        packed = view(u16x32, join(packed, packed))
-        quants += [view(u8x64, packed >> constant(u16x32, [run] * 16 + [run + 2] * 16)) & 3 for run in (0, 4)]
+        packed = reinterpret(u16x32, join(packed, packed))
+        quants += [reinterpret(u8x64, packed >> constant(u16x32, [run] * 16 + [run + 2] * 16)) & 3 for run in (0, 4)]
     both = load(u8x16, w)
     return quants, convert(i16x16, both & 15), convert(i16x16, both >> 4), d_and_dmin(w + 80)
 

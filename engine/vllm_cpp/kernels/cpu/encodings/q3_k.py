@@ -1,8 +1,9 @@
-"""Q3_K: 256 values a block: 32 bytes of third bits, 64 bytes of low 2 bits, 12 bytes of 6-bit scales, f16 d; a value is d * (scale - 32) * (q - 4).
+"""Q3_K: 256 values a block: 32 bytes of third bits, 64 bytes of low 2 bits, 12 bytes of 6-bit scales, f16 d; a value is d * (scale - 32)
+* (q - 4).
 
-Each half of a block (128 values) has 32 low bytes: bits 2r and 2r + 1 of byte i belong to value i of its r-th run of 32. Bit r of third-bit byte i belongs
-to value i of the block's r-th run. Scales: bytes 0..7 hold the low four bits of scales 0..7 and, above them, of 8..15; bits 2r and 2r + 1 of bytes
-8..11 the high two bits of scales 4r .. 4r + 3.
+Each half of a block (128 values) has 32 low bytes: bits 2r and 2r + 1 of byte i belong to value i of its r-th run of 32. Bit r of third-
+bit byte i belongs to value i of the block's r-th run. Scales: bytes 0..7 hold the low four bits of scales 0..7 and, above them, of 8..15;
+bits 2r and 2r + 1 of bytes 8..11 the high two bits of scales 4r .. 4r + 3.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vllm_cpp.kernels.simd import (
     load,
     load_half,
     pack,
+    reinterpret,
     splat,
     u8x8,
     u8x16,
@@ -25,7 +27,6 @@ from vllm_cpp.kernels.simd import (
     u8x64,
     u16x32,
     u32,
-    view,
 )
 from vllm_cpp.kernels.vectors import Value, constant
 
@@ -34,15 +35,15 @@ BLOCK_BYTES = 110
 
 def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
     third = load(u8x32, w)
-    third = view(u16x32, join(third, third))
+    third = reinterpret(u16x32, join(third, third))
     quants = []
     for half in range(2):
         packed = load(u8x32, w + (32 + 32 * half))
-        packed = view(u16x32, join(packed, packed))
+        packed = reinterpret(u16x32, join(packed, packed))
         for pair in range(2):
-            low = view(u8x64, packed >> constant(u16x32, [4 * pair] * 16 + [4 * pair + 2] * 16)) & 3
+            low = reinterpret(u8x64, packed >> constant(u16x32, [4 * pair] * 16 + [4 * pair + 2] * 16)) & 3
             run = 4 * half + 2 * pair
-            high = view(u8x64, third >> constant(u16x32, [run] * 16 + [run + 1] * 16)) & 1
+            high = reinterpret(u8x64, third >> constant(u16x32, [run] * 16 + [run + 1] * 16)) & 1
             quants.append(low | (high << 2))
     return quants, _scales(w + 96), None, splat(f32x4, load_half(f32, w + 108))
 
@@ -51,7 +52,7 @@ def _scales(packed: Value) -> Value:
     low = load(u8x8, packed)
     low = join(low & 15, low >> 4)
     high = load(u32, packed + 8)
-    high = view(u8x16, pack([(high >> (2 * r)) & 0x03030303 for r in range(4)]))
+    high = reinterpret(u8x16, pack([(high >> (2 * r)) & 0x03030303 for r in range(4)]))
     return convert(i16x16, low | (high << 4)) - 32
 
 

@@ -1,11 +1,12 @@
-"""Q4_K: 256 values a block: f16 d, f16 dmin, 12 bytes of packed scales, 4 x 32 bytes of 4 bits (low half: one run of 32 values, high half: the next)."""
+"""Q4_K: 256 values a block: f16 d, f16 dmin, 12 bytes of packed scales, 4 x 32 bytes of 4 bits (low half: one run of 32 values, high
+half: the next)."""
 
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
 from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, scales_and_minimums
-from vllm_cpp.kernels.simd import join, load, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.simd import join, load, reinterpret, u8x32, u8x64, u16x32
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 144
@@ -15,7 +16,7 @@ def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
     quants = []
     for j in range(4):
         packed = load(u8x32, w + (16 + 32 * j))
-        quants.append(view(u8x64, view(u16x32, join(packed, packed)) >> constant(u16x32, [0] * 16 + [4] * 16)) & 15)
+        quants.append(reinterpret(u8x64, reinterpret(u16x32, join(packed, packed)) >> constant(u16x32, [0] * 16 + [4] * 16)) & 15)
     return quants, *scales_and_minimums(w + 4), d_and_dmin(w)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
 from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, scales_and_minimums
-from vllm_cpp.kernels.simd import join, load, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.simd import join, load, reinterpret, u8x32, u8x64, u16x32
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 176
@@ -13,14 +13,14 @@ BLOCK_BYTES = 176
 
 def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
     fifth = load(u8x32, w + 16)
-    fifth = view(u16x32, join(fifth, fifth))
+    fifth = reinterpret(u16x32, join(fifth, fifth))
     quants = []
     for j in range(4):
         packed = load(u8x32, w + (48 + 32 * j))
-        low = view(u8x64, view(u16x32, join(packed, packed)) >> constant(u16x32, [0] * 16 + [4] * 16)) & 15
+        low = reinterpret(u8x64, reinterpret(u16x32, join(packed, packed)) >> constant(u16x32, [0] * 16 + [4] * 16)) & 15
         up, down = ([max(0, sign * (4 - run)) for run in (2 * j, 2 * j + 1)] for sign in (1, -1))
         moved = fifth << constant(u16x32, [up[0]] * 16 + [up[1]] * 16) >> constant(u16x32, [down[0]] * 16 + [down[1]] * 16)
-        quants.append(low | (view(u8x64, moved) & 16))
+        quants.append(low | (reinterpret(u8x64, moved) & 16))
     return quants, *scales_and_minimums(w + 4), d_and_dmin(w)
 
 

@@ -1,13 +1,14 @@
 """Q6_K: 256 values a block: 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 x i8 scales, f16 d; a value is d * scale * (q - 32).
 
-Each half of a block (128 values) has 64 low bytes, whose low halves are its first 64 values, and 32 high bytes with two bits of each run of 32 values.
+Each half of a block (128 values) has 64 low bytes, whose low halves are its first 64 values, and 32 high bytes with two bits of each run
+of 32 values.
 """
 
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
-from vllm_cpp.kernels.simd import convert, f32, f32x4, i8x16, i16x16, join, load, load_half, splat, u8x32, u8x64, u16x32, view
+from vllm_cpp.kernels.simd import convert, f32, f32x4, i8x16, i16x16, join, load, load_half, reinterpret, splat, u8x32, u8x64, u16x32
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 210
@@ -18,9 +19,9 @@ def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
     for half in range(2):
         low = load(u8x64, w + 64 * half)
         high = load(u8x32, w + (128 + 32 * half))
-        high = view(u16x32, join(high, high))
-        quants.append((low & 15) | (view(u8x64, high << constant(u16x32, [4] * 16 + [2] * 16)) & 48))
-        quants.append((low >> 4) | (view(u8x64, high >> constant(u16x32, [0] * 16 + [2] * 16)) & 48))
+        high = reinterpret(u16x32, join(high, high))
+        quants.append((low & 15) | (reinterpret(u8x64, high << constant(u16x32, [4] * 16 + [2] * 16)) & 48))
+        quants.append((low >> 4) | (reinterpret(u8x64, high >> constant(u16x32, [0] * 16 + [2] * 16)) & 48))
     return quants, convert(i16x16, load(i8x16, w + 192)), None, splat(f32x4, load_half(f32, w + 208))
 
 

@@ -1,10 +1,12 @@
 """Products of encodings with 256-value superblocks and "q8k" activations.
 
-Owns the arithmetic order, the same in both kernels and on every CPU: a block's sum of (value * scale) products is one exact integer, as is its sum of
-(minimum * activation sum); each becomes f32 once and ends in a chain of fused multiply-adds over the blocks in order. Where an encoding has one scale
-for both (`folded`), the two integers are subtracted first. Must not know how any encoding packs its blocks: a `Form` says that.
+Owns the arithmetic order, the same in both kernels and on every CPU: a block's sum of (value * scale) products is one exact integer, as
+is its sum of (minimum * activation sum); each becomes f32 once and ends in a chain of fused multiply-adds over the blocks in order. Where
+an encoding has one scale for both (`folded`), the two integers are subtracted first. Must not know how any encoding packs its blocks: a
+`Form` says that.
 
-An activation row (written by `quantize.py`): i8[k] quants; for each block i16[16] sums of 16 quants; for each block f32 d; padded to a cache line.
+An activation row (written by `quantize.py`): i8[k] quants; for each block i16[16] sums of 16 quants; for each block f32 d; padded to a
+cache line.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from vllm_cpp.kernels.simd import (
     low,
     pair_sums,
     prefetch,
+    reinterpret,
     shuffle,
     signed_offset,
     splat,
@@ -42,7 +45,6 @@ from vllm_cpp.kernels.simd import (
     u8x64,
     unrolled,
     unsigned_form,
-    view,
     zero,
 )
 from vllm_cpp.kernels.vectors import Value
@@ -57,11 +59,11 @@ ACTS = 4
 
 @dataclass(frozen=True)
 class Form:
-    """How an encoding's superblock unpacks. A value is d * scale * q - dmin * minimum, or with `zero` given d * scale * (q - zero); scale and minimum
-    are shared by 16 values, by 32 if `sub` says so.
+    """How an encoding's superblock unpacks. A value is d * scale * q - dmin * minimum, or with `zero` given d * scale * (q - zero); scale
+    and minimum are shared by 16 values, by 32 if `sub` says so.
 
-    unpack(address) -> (quants, scales, minimums, d): four byte vectors x64 in order, u8, or i8 with `signed`; i16x16 scales; i16x16 minimums, or None
-    with `zero`; f32x4 whose first lanes hold d and dmin.
+    unpack(address) -> (quants, scales, minimums, d): four byte vectors x64 in order, u8, or i8 with `signed`; i16x16 scales; i16x16
+    minimums, or None with `zero`; f32x4 whose first lanes hold d and dmin.
     """
 
     block_bytes: int
@@ -104,7 +106,8 @@ def scales_at(k):  # type: ignore[no-untyped-def]
 
 
 def dot(form: Form) -> Callable:
-    """total + one block of a weight row times one of an activation row: f32x4 of running sums, the d part in lane 0, the dmin part in lane 2."""
+    """total + one block of a weight row times one of an activation row: f32x4 of running sums, the d part in lane 0, the dmin part in
+    lane 2."""
 
     def block_dot(total: Value, w: Value, quants: Value, sums: Value, d: Value) -> Value:
         for line in range(0, form.block_bytes, 64):
@@ -192,7 +195,7 @@ class Tile:
         total = [zero(i32x16) for _ in self.cells]
         for pair in range(8):
             lows = [load(i16x32, columns + ((16 * MIN_LINE + pair) * WORD_BYTES + 64 * g)) for g in range(ROWS // GROUP)]
-            same = [view(i16x32, splat(i32x16, load(i32, s + 4 * pair))) for s in sums]
+            same = [reinterpret(i16x32, splat(i32x16, load(i32, s + 4 * pair))) for s in sums]
             total = [dot_i16(t, lows[g], same[a]) for t, (a, g) in zip(total, self.cells, strict=True)]
         return total
 
@@ -211,14 +214,16 @@ class Tile:
             pairs: list[list] = [[] for _ in self.cells]
             for word in range(start, min(form.sub // 4, start + dots_at_once(form.largest))):
                 weights = [load(kind, columns + (word * WORD_BYTES + 64 * g)) for g in range(ROWS // GROUP)]
-                same = [view(i8x64, splat(i32x16, load(i32, act + 4 * word))) for act in acts]
+                same = [reinterpret(i8x64, splat(i32x16, load(i32, act + 4 * word))) for act in acts]
                 for i, (a, g) in enumerate(self.cells):
                     pairs[i].append((weights[g], same[a]))
             part = [dots(t, p, form.largest) for t, p in zip(part, pairs, strict=True)]
         by_row = [load(i32x16, scales + 64 * g) for g in range(ROWS // GROUP)]
         return tuple(w + t * by_row[g] for w, t, (_, g) in zip(whole, part, self.cells, strict=True))
 
-    def _end(self, totals: tuple[Value, ...], whole: tuple[Value, ...], columns: Value, acts: tuple[Value, ...], sums: tuple[Value, ...]) -> tuple:
+    def _end(
+        self, totals: tuple[Value, ...], whole: tuple[Value, ...], columns: Value, acts: tuple[Value, ...], sums: tuple[Value, ...]
+    ) -> tuple:
         """Add a block's integer sums to the running totals; `acts` are addresses of the activation blocks' d."""
         totals = list(totals)
         d_at = columns + (16 * MIN_LINE + D_WORD) * WORD_BYTES

@@ -1,12 +1,12 @@
 """The packed scales of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minimums in 12 bytes.
 
-Owns that one layout: bytes 0..3 hold scales 0..3 in their low six bits, bytes 4..7 minimums 0..3; bytes 8..11 hold the low four bits of scales 4..7 and,
-above them, of minimums 4..7, whose high two bits stand on top of bytes 0..3 and 4..7.
+Owns that one layout: bytes 0..3 hold scales 0..3 in their low six bits, bytes 4..7 minimums 0..3; bytes 8..11 hold the low four bits of
+scales 4..7 and, above them, of minimums 4..7, whose high two bits stand on top of bytes 0..3 and 4..7.
 """
 
 from __future__ import annotations
 
-from vllm_cpp.kernels.simd import convert, half_to_float, i16x16, load, pack, shuffle, u8x16, u16, u32, view
+from vllm_cpp.kernels.simd import convert, half_to_float, i16x16, load, pack, reinterpret, shuffle, u8x16, u16, u32
 from vllm_cpp.kernels.vectors import Value, constant
 
 
@@ -15,7 +15,7 @@ def scales_and_minimums(packed: Value) -> tuple[Value, Value]:
     first, second, third = (load(u32, packed + at) for at in (0, 4, 8))
     scales_high = (third & 0x0F0F0F0F) | ((first >> 6) & 0x03030303) << 4
     minimums_high = ((third >> 4) & 0x0F0F0F0F) | ((second >> 6) & 0x03030303) << 4
-    both = view(u8x16, pack([first & 0x3F3F3F3F, scales_high, second & 0x3F3F3F3F, minimums_high]))
+    both = reinterpret(u8x16, pack([first & 0x3F3F3F3F, scales_high, second & 0x3F3F3F3F, minimums_high]))
     return tuple(convert(i16x16, shuffle(both, [start + i // 2 for i in range(16)])) for start in (0, 8))
 
 

@@ -1,0 +1,67 @@
+"""Every lane (native, 256-bit VNNI, AVX2, generic) answers alike: integers and conversions to the bit, products too where there is FMA."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llvmlite.binding import get_host_cpu_features
+
+from tests.kernels.probe import TILES
+from vllm_cpp.kernels.cpu.registry import NAMES
+
+ROOT = Path(__file__).parent.parent.parent
+AVX2 = "+sse2,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+f16c,+fma,+bmi,+bmi2,+avx2"
+X86 = {"native": None, "avxvnni": ("x86-64-v3", AVX2 + ",+avxvnni"), "avx2": ("x86-64-v3", AVX2), "generic": ("x86-64", "+sse2")}
+LANES = X86 if platform.machine() == "x86_64" else {"native": None, "generic": ("generic", "")}
+FUSED = {"native", "avxvnni", "avx2"}
+
+
+def this_cpu_has(lane: tuple[str, str] | None) -> bool:
+    have = get_host_cpu_features()
+    return lane is None or all(have.get(flag[1:], False) for flag in lane[1].split(",") if flag)
+
+
+RUNNABLE = {name: lane for name, lane in LANES.items() if this_cpu_has(lane)}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("lanes")
+    running = {}
+    for name, lane in RUNNABLE.items():
+        chosen = {"NUMBA_CPU_NAME": lane[0], "NUMBA_CPU_FEATURES": lane[1]} if lane else {}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "engine"), str(ROOT / "tests")])
+        command = [sys.executable, "-m", "tests.kernels.probe", str(folder / name), *([] if lane else ["decode"])]
+        environment = os.environ | chosen | {"PYTHONPATH": path}
+        running[name] = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    outputs = {name: process.communicate()[0] for name, process in running.items()}
+    for name, process in running.items():
+        assert process.returncode == 0, f"lane {name} ended with {process.returncode} after:\n{outputs[name]}"
+    return {name: dict(np.load(f"{folder / name}.npz")) for name in RUNNABLE}
+
+
+@pytest.mark.parametrize("lane", [name for name in RUNNABLE if name != "native"])
+@pytest.mark.parametrize("what", ["dots", "half to float", "float to half", "exp", *NAMES])
+def test_lanes_answer_alike(answers, lane, what):
+    same_bits = lane in FUSED or what in ("dots", "half to float", "float to half")
+    compared = [key for key in answers["native"] if key.split(" rows")[0].split(" tile")[0] == what]
+    assert compared
+    for key in compared:
+        native, other = answers["native"][key], answers[lane][key]
+        if same_bits:
+            np.testing.assert_array_equal(other, native, f"{lane}: {key}")
+        else:
+            np.testing.assert_allclose(other, native, rtol=1e-6, atol=1e-6 * np.abs(native).max(), err_msg=f"{lane}: {key}")
+
+
+@pytest.mark.parametrize("encoding", TILES)
+def test_a_tile_is_rows_bit_for_bit_in_every_lane(answers, encoding):
+    for lane, answer in answers.items():
+        for key in [key for key in answer if key.startswith(f"{encoding} tile")]:
+            np.testing.assert_array_equal(answer[key], answer[key.replace("tile", "rows")], f"{lane}: {key}")
