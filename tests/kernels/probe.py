@@ -1,7 +1,8 @@
 """What the kernels answer on the instruction sets that numba is told to use, for test_lanes.py to compare.
 
 Run as a program, with the file to write (and `decode` for the decode kernels too): numba's target is fixed at start by NUMBA_CPU_NAME
-and NUMBA_CPU_FEATURES, so each lane needs a process of its own. Weights end where readable memory ends, so a kernel that reads past a row ends the program; the last line printed says which one.
+and NUMBA_CPU_FEATURES, so each lane needs a process of its own. Weights end where readable memory ends, so a kernel that reads past a
+row ends the program; the last line printed says which one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vllm_cpp.kernels import simd
 from vllm_cpp.kernels.cpu.registry import NAMES
 from vllm_cpp.quants import ENCODINGS
 
-# One of each way that tiles lower: 16-bit sums that hold 8, 4 or 1 products, signed bytes, one scale or two, sub-blocks of 16 or 32, floats.
+# One of each way that tiles lower: 16-bit sums of 8, 4 or 1 products, signed bytes, one scale or two, sub-blocks of 16 or 32, floats.
 TILES = ("F16", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q6_K", "IQ4_XS")
 N_ROWS, N_ACTS = 18, 5
 
