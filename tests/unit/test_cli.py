@@ -213,6 +213,15 @@ def test_a_reader_that_goes_away_ends_the_program_silently():
         assert process.stderr.read() == b"vllm-cli: loading model from fake.gguf\n"
 
 
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_an_answer_that_cannot_be_written_is_a_failure(redirection):
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *FAKE, "--model", "fake.gguf", "--prompt", "abc"]
+    code, _, err = run(command)
+    assert code == 1
+    assert err.startswith("vllm-cli: loading model from fake.gguf\nvllm-cli: standard output cannot be written: ")
+    assert "Exception" not in err
+
+
 class Terminal:
     """vllm-cli on a terminal: what it shows, and keys for it."""
 

@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     old = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return _main(sys.argv[1:] if argv is None else argv)
+    except output.OutputError as error:
+        log.line(f"{PROGRAM}: {error}")
+        return FAILED
     except KeyboardInterrupt:
         # Die of the signal, so that the shell (and a script's loop) sees an interrupt and not a failure.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

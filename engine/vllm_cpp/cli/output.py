@@ -5,13 +5,25 @@ Owns: writing it, and asking whether a person is there. Must not know what is wr
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 
+class OutputError(Exception):
+    """The answer has nowhere to go: standard output is closed, or its disk is full."""
+
+
 def write(text: str) -> None:
-    """Write at once; whoever reads along sees it now."""
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
+    """Write at once; whoever reads along sees it now. Unbuffered, so that a failed write is not tried again at exit."""
+    data = text.encode("utf-8", "replace")
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {error}") from None
 
 
 def is_terminal() -> bool:
