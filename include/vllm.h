@@ -70,7 +70,7 @@ extern "C" {
 #define VLLM_API __attribute__((visibility("default")))
 #endif
 
-/* ---------------------------------------------------------------------------------------------------------------- statuses and handles */
+/* ----------------------------------------------------------------------------------------------------------------- statuses and handles */
 
 typedef enum vllm_status {
   VLLM_OK = 0,
@@ -103,13 +103,13 @@ typedef struct vllm_model_params {
   int32_t max_model_len;             /* longest prompt + answer, in tokens; 0: the model's own limit */
   int32_t max_num_seqs;              /* requests computed together; 0: 8 */
   const char* tool_parser;           /* how tool calls are read; NULL: by the chat template, else hermes. Checked at the first chat call */
-  const char* reasoning_parser;      /* how reasoning is split off; NULL: by the chat template; "none": not. Checked at the first chat call */
+  const char* reasoning_parser;      /* how reasoning is split off; NULL: by the template; "none": not. Checked at the first chat call */
   const char* speculative_config;    /* a JSON object; NULL: no speculation */
   int32_t enable_prefix_caching;     /* reuse of equal prompt beginnings. 0: the model's default, 1: on, 2: off */
   int32_t max_num_batched_tokens;    /* tokens computed in one step; 0: 2048, for a mixture of experts 8192 or 4096 by max_num_seqs */
   const char* scheduling_policy;     /* "fcfs", "priority" or "lpm"; NULL: fcfs */
   const char* kv_transfer_config;    /* a JSON object; NULL: none */
-  const char* offload_config;        /* a JSON object saying where weights live; NULL: no offload. See docs/OFFLOAD.md */
+  const char* offload_config;        /* a JSON object saying where weights live; NULL: nothing asked */
   int32_t enable_jump_forward;       /* 0: off unless VT_ENABLE_JUMP_FORWARD says otherwise, 1: on, 2: off; the variable wins */
   int32_t device;                    /* 0: auto, 1: cpu, 2: cuda */
   double gpu_memory_utilization;     /* share of device memory to use; sizes nothing yet */
@@ -295,12 +295,12 @@ VLLM_API const char* vllm_version(void);
 
 /*
  * Why the last call on this thread failed, as "vllm_engine_load: <text>". Never NULL; "" after a call that succeeded. Owned by the
- * library, valid until this thread's next call. Each thread has its own. The free functions, the ..._default functions, vllm_version and
- * vllm_abi_version leave it as it is. Plain C.
+ * library, valid until this thread's next call. Each thread has its own. Functions that return no status leave it as it is (but
+ * for vllm_server_main). Plain C.
  */
 VLLM_API const char* vllm_last_error(void);
 
-/* Frees a string from vllm_chat. NULL does nothing. Plain C; any thread. */
+/* Frees a string from vllm_chat, or a completion's text taken out of its struct. NULL does nothing. Plain C; any thread. */
 VLLM_API void vllm_string_free(char* s);
 
 /* -------------------------------------------------------------------------------------------------------------------- loading an engine */
@@ -320,8 +320,8 @@ VLLM_API vllm_model_params vllm_model_params_default(void);
 VLLM_API vllm_status vllm_engine_load(const vllm_model_params* params, vllm_engine** out);
 
 /*
- * Ends an engine and gives its memory back. NULL or an ended engine does nothing. What is still running on it ends with an error; request
- * handles stay valid and must still be freed. Returns when the engine's threads have stopped.
+ * Ends an engine and gives its memory back. NULL or an ended engine does nothing. What is still running on it is cut short (finish_reason
+ * "abort"); request handles stay valid and must still be freed. Returns when the engine's threads have stopped.
  */
 VLLM_API void vllm_engine_free(vllm_engine* engine);
 
@@ -335,7 +335,7 @@ VLLM_API vllm_sampling_params vllm_sampling_params_default(void);
  *   prompt   tokenized as the model asks, special tokens recognised
  *   out      receives the answer, to be freed with vllm_completion_free
  * No pointer may be NULL. VLLM_ERR_INVALID_ARGUMENT: a NULL, a sampling value out of range, a prompt longer than the context.
- * VLLM_ERR_RUNTIME: generation failed, or the engine was ended meanwhile.
+ * VLLM_ERR_RUNTIME: generation failed.
  */
 VLLM_API vllm_status vllm_complete(vllm_engine* engine, const char* prompt, const vllm_sampling_params* params, vllm_completion* out);
 
@@ -380,10 +380,10 @@ VLLM_API vllm_status vllm_request_cancel(vllm_request* request);
  */
 VLLM_API vllm_status vllm_request_wait(vllm_request* request);
 
-/* Whether the request has made its last call. NULL or a freed request: false. Does not touch vllm_last_error. */
+/* Whether the request has made its last call. NULL or a freed request: false. */
 VLLM_API bool vllm_request_done(const vllm_request* request);
 
-/* Why the request failed; "" while it runs and when it did not. Never NULL. Owned by the request, valid until its free. */
+/* Why the request failed; "" while it runs, when it did not, and of no request. Never NULL. Owned by the request, valid until its free. */
 VLLM_API const char* vllm_request_error(const vllm_request* request);
 
 /*
@@ -409,7 +409,7 @@ VLLM_API vllm_status vllm_chat(vllm_engine* engine, const char* request_json, ch
  */
 VLLM_API vllm_status vllm_chat_stream(vllm_engine* engine, const char* request_json, vllm_token_callback callback, void* user_data);
 
-/* --------------------------------------------------------------------------------------------- transcription, embedding: not in this one */
+/* -------------------------------------------------------------------------------------------- transcription, embedding: not in this one */
 
 /* All zero. Plain C; any thread. */
 VLLM_API vllm_transcription_params vllm_transcription_params_default(void);
@@ -426,7 +426,7 @@ VLLM_API vllm_status vllm_embed(vllm_engine* engine, const char* const* texts, i
 /* Frees the values and zeroes the struct. NULL does nothing. Plain C; any thread. */
 VLLM_API void vllm_embedding_result_free(vllm_embedding_result* result);
 
-/* ------------------------------------------------------------------------------------------------------------ video: not in this version */
+/* ----------------------------------------------------------------------------------------------------------- video: not in this version */
 
 /* All zero. Plain C; any thread. */
 VLLM_API vllm_video_model_params vllm_video_model_params_default(void);
@@ -463,7 +463,7 @@ VLLM_API vllm_status vllm_video_mux_argv(const vllm_video_mux_params* params, ch
 /* Frees such a vector. NULL does nothing. Plain C; any thread. */
 VLLM_API void vllm_video_mux_argv_free(char** argv, int32_t argc);
 
-/* ----------------------------------------------------------------------------------------------------------- speech: not in this version */
+/* ---------------------------------------------------------------------------------------------------------- speech: not in this version */
 
 /* All zero. Plain C; any thread. */
 VLLM_API vllm_speech_model_params vllm_speech_model_params_default(void);

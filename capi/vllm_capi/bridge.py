@@ -162,17 +162,24 @@ class Bridge:
         self.request(handle).wait()
 
     def request_done(self, handle: int, out: Any) -> None:
-        out[0] = self.request(handle).done
+        request = self.handles.find(handle, "request")
+        out[0] = request is not None and request.done
 
     def request_error(self, handle: int, out: Any) -> None:
-        request = self.request(handle)
-        if request.done and request.failure is not None:
+        request = self.handles.find(handle, "request")
+        if request is not None and request.done and request.failure is not None:
             if request.error_text is None:
                 text = status_and_text(request.failure)[1]
                 request.error_text = self.ffi.new("char[]", text.replace("\0", "\ufffd").encode("utf-8", "replace"))
             out[0] = request.error_text
 
-    def request_free(self, handle: int) -> None:
+    def request_free(self, handle: int, wait: bool) -> None:
+        request = self.handles.find(handle, "request")
+        if request is None:
+            return
+        request.cancel()
+        if wait:
+            request.wait_delivered()
         self.handles.pop(handle, "request")
 
 
@@ -181,7 +188,7 @@ def _chat(engine: Engine, document: str) -> str:
 
     from vllm_cpp.openai import chat
 
-    return json.dumps(chat.complete(engine, document), ensure_ascii=False)
+    return json.dumps(chat.complete(engine, document), ensure_ascii=False, separators=(",", ":"))
 
 
 def _entry(bridge: Bridge, function: Callable[..., None]) -> Callable[..., int]:

@@ -101,6 +101,8 @@ def macros(version: str) -> list[tuple[str, str]]:
         "DOOR_PYTHON": sysconfig.get_config_var("py_version_short"),
         "DOOR_EMBED": "_vllm_embed" + sysconfig.get_config_var("EXT_SUFFIX"),
         "DOOR_BUILD_PYTHON": sys.executable,
+        "DOOR_BUILD_BASE": str(Path(sys._base_executable).parent),
+        "DOOR_MULTIARCH": sysconfig.get_config_var("MULTIARCH") or "",
         "DOOR_LIBPYTHON": name,
         "DOOR_BUILD_LIBPYTHON": path,
     }

@@ -34,6 +34,11 @@ class HandleTable:
             raise InvalidArgumentError(f"{handle:#x} is not a live {kinds[0]} handle: it was freed already, or is something else")
         return thing
 
+    def find(self, handle: int, kind: str) -> Any:
+        """The object of a handle, or None when it is not a live one of that kind."""
+        found, thing = self._entries.get(handle, ("", None))
+        return thing if found == kind else None
+
     def pop(self, handle: int, kind: str) -> Any:
         """The object of a handle, which ends with this; None when it is not a live one of that kind."""
         if self._entries.get(handle, ("", None))[0] != kind:

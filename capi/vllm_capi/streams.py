@@ -41,7 +41,7 @@ class Stream:
         from vllm_cpp.openai import chat
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
-            self._queue.put((json.dumps(chunk, ensure_ascii=False), False))
+            self._queue.put((json.dumps(chunk, ensure_ascii=False, separators=(",", ":")), False))
             return True
 
         request = self._request = chat.submit(engine, document, on_chunk)
@@ -90,9 +90,13 @@ class RequestHandle(Stream):
         self.cancel()
         self._delivered.set()
 
-    def wait(self) -> None:
-        """Returns when the last callback has; raises the failure of an answer that failed."""
+    def wait_delivered(self) -> None:
+        """Returns when the last callback has."""
         self._delivered.wait()
+
+    def wait(self) -> None:
+        """The same; raises the failure of an answer that failed."""
+        self.wait_delivered()
         if self.failure is not None:
             # A new object each time: several threads may wait, and an exception collects the traceback of each raise.
             kind = type(self.failure) if isinstance(self.failure, VllmError) else VllmError

@@ -25,11 +25,14 @@ vllm_status vllmpy_chat_stream_open(uint64_t engine, const char* request_json, u
 vllm_status vllmpy_stream_next(uint64_t stream, char** delta, bool* finished);
 vllm_status vllmpy_stream_close(uint64_t stream);
 
-/* Requests: a stream that a C thread delivers (stream_next), and that others watch. delivered is called once, after the last callback. */
+/*
+ * Requests: a stream that a C thread delivers (stream_next), and that others watch. delivered is called once, after the last callback.
+ * free cancels what runs, waits for delivered if asked to, and ends the handle. done, error and free take any handle and never fail.
+ */
 vllm_status vllmpy_request_open(uint64_t engine, const char* prompt, const vllm_sampling_params* params, uint64_t* request);
 vllm_status vllmpy_request_delivered(uint64_t request);
 vllm_status vllmpy_request_cancel(uint64_t request);
 vllm_status vllmpy_request_wait(uint64_t request);
 vllm_status vllmpy_request_done(uint64_t request, bool* done);
 vllm_status vllmpy_request_error(uint64_t request, const char** error);
-vllm_status vllmpy_request_free(uint64_t request);
+vllm_status vllmpy_request_free(uint64_t request, bool wait);

@@ -47,7 +47,8 @@ const char* vllmpy_finish_reason(const char* name) {
 /* ---- start ---- */
 
 static int fail_status(const char* what, PyStatus status) {
-  snprintf(host->failure, host->failure_bytes, "%s with %s: %s", what, host->executable, status.err_msg ? status.err_msg : "it asked to exit");
+  const char* why = status.err_msg ? status.err_msg : "it asked to exit";
+  snprintf(host->failure, host->failure_bytes, "%s with %s: %s", what, host->executable, why);
   return -1;
 }
 
@@ -88,7 +89,8 @@ static int fail_import(const char* module) {
   PyErr_Fetch(&type, &value, &trace);
   PyObject* text = value ? PyObject_Str(value) : NULL;
   const char* what = text ? PyUnicode_AsUTF8(text) : NULL;
-  snprintf(host->failure, host->failure_bytes, "Python at %s cannot import %s (%s), nor can it from %s; install vllm-cpp there, or set VLLM_PYTHON",
+  snprintf(host->failure, host->failure_bytes,
+           "Python at %s cannot import %s (%s), nor can it from %s; install vllm-cpp there, or set VLLM_PYTHON",
            owns_interpreter ? host->executable : "this process", module, what ? what : "no reason given", host->site);
   PyErr_Clear();
   Py_XDECREF(text);
@@ -154,6 +156,7 @@ static void* be_main_thread(void* argument) {
   pthread_cond_signal(&start->changed);
   pthread_mutex_unlock(&start->lock);
   for (;;) pause();
+  return NULL;
 }
 
 static int start_own(void) {

@@ -19,7 +19,8 @@
 #include "door.h"
 
 /* Baked in by the build: DOOR_PYTHON "3.11", DOOR_EMBED the embedding module's file name, DOOR_BUILD_PYTHON the interpreter that built
-   this, DOOR_LIBPYTHON the name of its shared library and DOOR_BUILD_LIBPYTHON the path ("" when there was none). */
+   this and DOOR_BUILD_BASE the directory of its base, DOOR_LIBPYTHON the name of its shared library, DOOR_BUILD_LIBPYTHON the path ("" when
+   there was none), and DOOR_MULTIARCH the directory that Debian keeps such libraries in. */
 
 enum { COLD, STARTING, READY, FAILED, FORKED };
 
@@ -114,33 +115,38 @@ static int find_executable(void) {
   return -1;
 }
 
-/* <base>/lib of an interpreter: a virtual environment names its base in pyvenv.cfg. */
-static void base_library(char* path, size_t size) {
-  char home[PATH_MAX], line[PATH_MAX + 16];
-  snprintf(home, sizeof home, "%s", executable);
-  parent(home);
-  snprintf(path, size, "%s/../pyvenv.cfg", home);
-  FILE* file = fopen(path, "r");
-  while (file && fgets(line, sizeof line, file)) {
+/* The directory of the interpreter that a virtual environment was made from; of any other, its own. */
+static void find_base(char* base) {
+  char file[PATH_MAX + 32], line[PATH_MAX + 16];
+  snprintf(base, PATH_MAX, "%s", executable);
+  parent(base);
+  snprintf(file, sizeof file, "%s/../pyvenv.cfg", base);
+  FILE* config = fopen(file, "r");
+  while (config && fgets(line, sizeof line, config)) {
     line[strcspn(line, "\r\n")] = 0;
-    if (!strncmp(line, "home = ", 7)) snprintf(home, sizeof home, "%s", line + 7);
+    if (!strncmp(line, "home = ", 7)) snprintf(base, PATH_MAX, "%s", line + 7);
   }
-  if (file) fclose(file);
-  snprintf(path, size, "%s/../lib/" DOOR_LIBPYTHON, home);
+  if (config) fclose(config);
 }
 
-/* Into the global scope, because numpy, numba and the rest are not linked with libpython and expect its names there. */
+static void* open_globally(const char* library) { return *library ? dlopen(library, RTLD_NOW | RTLD_GLOBAL) : NULL; }
+
+/* Into the global scope, because numpy, numba and the rest are not linked with libpython and expect its names there. Near the interpreter
+   first: a library of the same version from elsewhere would run with this one's standard library. */
 static int open_libpython(void) {
   const char* named = getenv("VLLM_LIBPYTHON");
-  char beside[PATH_MAX + 64];
+  char base[PATH_MAX], beside[PATH_MAX + 128];
   void* library = NULL;
   if (named && *named) {
-    library = dlopen(named, RTLD_NOW | RTLD_GLOBAL);
+    library = open_globally(named);
   } else {
-    base_library(beside, sizeof beside);
-    library = dlopen(beside, RTLD_NOW | RTLD_GLOBAL);
-    if (!library && *DOOR_BUILD_LIBPYTHON) library = dlopen(DOOR_BUILD_LIBPYTHON, RTLD_NOW | RTLD_GLOBAL);
-    if (!library) library = dlopen(DOOR_LIBPYTHON, RTLD_NOW | RTLD_GLOBAL);
+    find_base(base);
+    snprintf(beside, sizeof beside, "%s/../lib/" DOOR_LIBPYTHON, base);
+    library = open_globally(beside);
+    snprintf(beside, sizeof beside, "%s/../lib/" DOOR_MULTIARCH "/" DOOR_LIBPYTHON, base);
+    if (!library) library = open_globally(beside);
+    if (!library && !strcmp(base, DOOR_BUILD_BASE)) library = open_globally(DOOR_BUILD_LIBPYTHON);
+    if (!library) library = open_globally(DOOR_LIBPYTHON);
   }
   if (library) return 0;
   snprintf(failure, sizeof failure,

@@ -145,7 +145,7 @@ static void* deliver_request(void* argument) {
   delivering = work.request.id;
   deliver(work.request, work.callback, work.user_data); /* a failure is the bridge's to remember: it comes from there */
   work.request.door->request_delivered(work.request.id);
-  if (abandoned) work.request.door->request_free(work.request.id);
+  if (abandoned) work.request.door->request_free(work.request.id, false);
   return NULL;
 }
 
@@ -190,7 +190,7 @@ vllm_status vllm_request_submit(vllm_engine* engine, const char* prompt, const v
     *out = NULL;
     free(work);
     door->request_delivered(id);
-    door->request_free(id);
+    door->request_free(id, false);
     return door_fail(__func__, VLLM_ERR_RUNTIME, "no thread for the callbacks: %s", strerror(failed));
   }
   return door_finish(__func__, VLLM_OK);
@@ -229,13 +229,12 @@ void vllm_request_free(vllm_request* request) {
   const door_table* door = request ? door_open() : NULL;
   if (!door) return;
   uint64_t id = id_of(request);
-  door->request_cancel(id);
   if (id == delivering) {
     abandoned = true; /* the thread we are on ends it, once the callback has returned */
-    return;
+    door->request_cancel(id);
+  } else {
+    door->request_free(id, true);
   }
-  door->request_wait(id);
-  door->request_free(id);
 }
 
 /* ---- tasks that no model of this version serves ---- */
@@ -244,8 +243,8 @@ static vllm_status other_task(const char* function, const door_table* door, vllm
   vllm_status status = door->engine_check(id_of(engine));
   if (status != VLLM_OK) return door_finish(function, status);
   return door_fail(function, VLLM_ERR_INVALID_ARGUMENT,
-                   "this is a text-generation engine, which does not %s: call vllm_complete or vllm_chat; no %s models in this version", task,
-                   models);
+                   "this is a text-generation engine, which does not %s: call vllm_complete or vllm_chat; no %s models in this version",
+                   task, models);
 }
 
 vllm_status vllm_embed(vllm_engine* engine, const char* const* texts, int32_t n_texts, vllm_embedding_result* out) {

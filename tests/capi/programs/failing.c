@@ -37,7 +37,9 @@ int main(int argc, char** argv) {
   CHECK_REFUSED(VLLM_ERR_RUNTIME, "vllm_request_wait", vllm_request_wait(request), "this step fails");
   CHECK(vllm_request_done(request) && strstr(vllm_request_error(request), "this step fails"));
   CHECK(vllm_request_cancel(request) == VLLM_OK);
+  CHECK(!*vllm_last_error());
   vllm_request_free(request);
+  CHECK(!*vllm_last_error()); /* a free tells nobody's failure */
 
   char* json = (char*)1;
   static const char chat[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"max_tokens\": 8}";

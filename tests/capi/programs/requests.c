@@ -20,9 +20,11 @@ static void together(vllm_engine* engine) {
     CHECK(!*vllm_request_error(requests[i]));
     CHECK(vllm_request_cancel(requests[i]) == VLLM_OK); /* of a finished one */
     CHECK(got[i].finished && !strcmp(got[i].text, expected.text));
+    CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_request_cancel", vllm_request_cancel(NULL), "request is NULL");
     vllm_request_free(requests[i]);
     vllm_request_free(requests[i]);
-    CHECK(!vllm_request_done(requests[i]));
+    CHECK(!vllm_request_done(requests[i]) && !*vllm_request_error(requests[i]));
+    CHECK(strstr(vllm_last_error(), "vllm_request_cancel: ") == vllm_last_error()); /* as it was before them */
     CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_request_wait", vllm_request_wait(requests[i]), "not a live request");
   }
 }
