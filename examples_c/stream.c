@@ -39,8 +39,10 @@ int main(int argc, char** argv) {
   sampling.stop = stops;
   sampling.n_stop = 1;
 
+  const char* prompt = argc > 2 ? argv[2] : "Once upon a time";
+  fputs(prompt, stdout);
   size_t printed = 0;
-  vllm_status status = vllm_complete_stream(engine, argc > 2 ? argv[2] : "Once upon a time", &sampling, print, &printed);
+  vllm_status status = vllm_complete_stream(engine, prompt, &sampling, print, &printed);
   if (status != VLLM_OK) fprintf(stderr, "%s\n", vllm_last_error());
   if (printed >= MOST_BYTES) printf("\n-- stopped here, after %zu bytes\n", printed);
 

@@ -22,7 +22,8 @@ static void mux(void) {
   params.output_path = "a b.mp4";
   CHECK(vllm_video_mux_argv(&params, &argv, &argc) == VLLM_OK);
   CHECK(argv[argc] == NULL);
-  CHECK(!strcmp(joined(argv, argc), "ffmpeg -y -framerate 24 -i f_%06d.ppm -c:v libx264 -pix_fmt yuv420p -crf 18 -movflags +faststart a b.mp4"));
+  CHECK(!strcmp(joined(argv, argc), "ffmpeg -y -framerate 24 -i f_%06d.ppm -c:v libx264 -pix_fmt yuv420p -crf 18 "
+                                    "-movflags +faststart a b.mp4"));
   vllm_video_mux_argv_free(argv, argc);
   params.audio_path = "s.wav";
   params.fps = 30;
@@ -53,7 +54,8 @@ static void video(const char* text_model) {
   memset(&result, 0xab, sizeof result);
   CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_video_generate", vllm_video_generate(NULL, &params, &result), "NULL");
   CHECK(!result.frame_dir && !result.mux_argv && !result.frame_count);
-  CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_video_generate", vllm_video_generate((vllm_video_engine*)1, &params, &result), "not a video");
+  engine = (vllm_video_engine*)1;
+  CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_video_generate", vllm_video_generate(engine, &params, &result), "not a video");
 }
 
 static void speech(const char* text_model) {

@@ -37,7 +37,8 @@ int main(int argc, char** argv) {
   (void)argc;
   vllm_engine* engine = load(argv[1]);
   char* answer = (char*)1;
-  static const char* const wrong[] = {"{not json", "[]", "{}", "{\"messages\": []}", "{\"messages\": [{\"role\": \"user\"}], \"n\": 2}", ""};
+  static const char* const wrong[] = {"{not json", "[]",  "{}", "{\"messages\": []}", "{\"messages\": [{\"role\": \"user\"}], \"n\": 2}",
+                                      ""};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_chat", vllm_chat(engine, wrong[i], &answer), "");
     CHECK(!answer);

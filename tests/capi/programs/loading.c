@@ -59,8 +59,9 @@ static void documents(void) {
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
     LOAD(nowhere, VLLM_ERR_INVALID_ARGUMENT, "", params.offload_config = wrong[i])
   /* A back end that does not match its fields is a warning, so the path is what fails. */
-  LOAD(nowhere, VLLM_ERR_MODEL_LOAD, nowhere,
-       params.offload_config = "{\"offload_backend\": \"uva\", \"uva\": {\"cpu_offload_gb\": 1}, \"prefetch\": {\"offload_group_size\": 8}}")
+  static const char mismatched[] = "{\"offload_backend\": \"uva\", \"uva\": {\"cpu_offload_gb\": 1}, "
+                                   "\"prefetch\": {\"offload_group_size\": 8}}";
+  LOAD(nowhere, VLLM_ERR_MODEL_LOAD, nowhere, params.offload_config = mismatched)
 }
 
 /* Documents and enums, then the device, then the path. */
