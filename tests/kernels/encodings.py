@@ -78,7 +78,16 @@ def f32(x: np.ndarray) -> Activation:
     return Activation(raw, x.astype(np.float64), np.zeros(x.size // 32))
 
 
-NAIVE = {"f32": f32, "a32": a32, "q8k": q8k}
+def bf16(x: np.ndarray) -> Activation:
+    bits = x.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    raw = aligned_zeros(activation_row_bytes("bf16", x.size), np.uint8)
+    raw[: 2 * x.size] = rounded.view(np.uint8)
+    values = (rounded.astype(np.uint32) << 16).view(np.float32)
+    return Activation(raw, values.astype(np.float64), np.zeros(x.size // 32))
+
+
+NAIVE = {"f32": f32, "bf16": bf16, "a32": a32, "q8k": q8k}
 
 
 def activation(encoding: str, x: np.ndarray) -> Activation:

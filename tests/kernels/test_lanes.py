@@ -49,7 +49,8 @@ def answers(tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("lane", [name for name in RUNNABLE if name != "native"])
 @pytest.mark.parametrize("what", ["dots", "half to float", "float to half", "exp", *NAMES])
 def test_lanes_answer_alike(answers, lane, what):
-    same_bits = lane in FUSED or what in ("dots", "half to float", "float to half")
+    # how bf16 products are added is the CPU's business
+    same_bits = (lane in FUSED and what != "BF16") or what in ("dots", "half to float", "float to half")
     compared = [key for key in answers["native"] if key.split(" rows")[0].split(" tile")[0] == what]
     assert compared
     for key in compared:

@@ -21,7 +21,8 @@ def awkward_rows(n, k):
 
 
 @pytest.mark.parametrize(
-    ("layout", "k"), [("a32", 32), ("a32", 96), ("a32", 128), ("a32", 160), ("a32", 1536), ("q8k", 256), ("q8k", 1024)]
+    ("layout", "k"),
+    [("bf16", 31), ("bf16", 576), ("a32", 32), ("a32", 96), ("a32", 128), ("a32", 160), ("a32", 1536), ("q8k", 256), ("q8k", 1024)],
 )
 def test_bytes_are_the_naive_quantizers(layout, k):
     x = awkward_rows(6, k)

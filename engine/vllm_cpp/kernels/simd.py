@@ -47,6 +47,16 @@ _VNNI_512 = "avx512vnni"
 _I32 = ir.IntType(32)
 
 
+class _BFloatType(ir.HalfType):
+    """llvmlite knows no bf16."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFLOAT = _BFloatType()
+
+
 def lane() -> str:
     """Which family of integer dots is in use: "vnni", "avx2", "dotprod" or "generic"."""
     have = features()
@@ -507,6 +517,24 @@ def dot_i16(total: Value, x: Value, y: Value) -> Value:
             return _joined(parts)
     products = convert(VecType(i32, lanes), x) * convert(VecType(i32, lanes), y)
     return total + shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
+
+
+@unrolled
+def dot_bfloat(total: Value, x: Value, y: Value) -> Value:
+    """total[i] + x[2i] * y[2i] + x[2i+1] * y[2i+1] for bf16 bit patterns (u16); how the two additions round is up to the CPU."""
+    lanes = x.type.lanes
+    if "avx512bf16" in features() and lanes % 32 == 0:
+        bfloats = ir.VectorType(_BFLOAT, 32)
+        parts = []
+        for t, a, b in zip(_split(total, 16), _split(x, 32), _split(y, 32), strict=True):
+            operands = [t.ir, *(builder().bitcast(v.ir, bfloats) for v in (a, b))]
+            parts.append(Value(f32x16, _call("llvm.x86.avx512bf16.dpbf16ps.512", t.ir.type, operands)))
+        return _joined(parts)
+    wide = VecType(u32, lanes // 2)
+    (x_even, x_odd), (y_even, y_odd) = (
+        (reinterpret(total.type, reinterpret(wide, v) << 16), reinterpret(total.type, reinterpret(wide, v) & 0xFFFF0000)) for v in (x, y)
+    )
+    return fma(x_even, y_even, fma(x_odd, y_odd, total))
 
 
 def _with_sign_of(x: Value, y: Value) -> Value:

@@ -14,8 +14,8 @@ from vllm_cpp.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One ggml type. `activation` names the form a kernel wants its input in: "f32" plain floats, "a32" int8 blocks of 32,
-    "q8k" int8 blocks of 256, "none" for types that are never multiplied with (integers, and ggml's own activation forms)."""
+    """One ggml type. `activation` names the form a kernel wants its input in: "f32" plain floats, "bf16" their upper halves, "a32" int8
+    blocks of 32, "q8k" int8 blocks of 256, "none" for types that are never multiplied with (integers, and ggml's own activation forms)."""
 
     name: str
     ggml_id: int
@@ -60,7 +60,7 @@ _ROWS = (
     Encoding("I64", 27, 1, 8, "none"),
     Encoding("F64", 28, 1, 8, "f32"),
     Encoding("IQ1_M", 29, 256, 56, "q8k"),
-    Encoding("BF16", 30, 1, 2, "f32"),
+    Encoding("BF16", 30, 1, 2, "bf16"),
     Encoding("TQ1_0", 34, 256, 54, "q8k"),
     Encoding("TQ2_0", 35, 256, 66, "q8k"),
     Encoding("MXFP4", 39, 32, 17, "a32"),

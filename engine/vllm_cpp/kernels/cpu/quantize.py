@@ -1,10 +1,11 @@
 """Activations in the forms that weight encodings multiply with.
 
-Owns the three layouts of an activation row and the kernels that write them from f32. The numbers are those ggml uses, so that results
+Owns the four layouts of an activation row and the kernels that write them from f32. The numbers are those ggml uses, so that results
 agree with llama.cpp to rounding; their places in memory are ours, chosen so that the row and tile kernels load whole vectors. Must not
 know any weight encoding.
 
 - "f32": f32[k], as it is.
+- "bf16": the upper halves of f32, rounded to the nearest, ties to even.
 - "a32": int8 blocks of 32 in quads, see `encodings/a32.py`. d = largest |x| / 127 rounded through f16, q = x * (127 / largest |x|)
   rounded half to even.
 - "q8k": int8 blocks of 256, see `encodings/q8k.py`. The scale makes the largest |x| (the first, if several) -127.
@@ -34,13 +35,16 @@ from vllm_cpp.kernels.simd import (
     round_half,
     select,
     store,
+    store_bfloat,
     unrolled,
     zero,
 )
 from vllm_cpp.kernels.vectors import Value, constant
 
-LAYOUTS = ("f32", "a32", "q8k")  # a record names a layout by its place here
-_F32, _A32, _Q8K = range(len(LAYOUTS))
+LAYOUTS = ("f32", "bf16", "a32", "q8k")  # a record names a layout by its place here
+_F32, _BF16, _A32, _Q8K = range(len(LAYOUTS))
+
+PIECE = a32.BLOCK * a32.QUAD  # values that one thread takes at least
 
 FIELDS = (
     "count",  # address of the int64 number of rows
@@ -54,6 +58,8 @@ def activation_row_bytes(layout: str, k: int) -> int:
     """Bytes of one activation row of k values; whole cache lines for the quantized layouts."""
     if layout == "f32":
         return 4 * k
+    if layout == "bf16":
+        return -(-k // 32) * 64
     if layout == "a32":
         return a32.RECORD * -(-k // (a32.BLOCK * a32.QUAD))
     if layout == "q8k":
@@ -153,6 +159,15 @@ def quantize_q8k(x, k, out):  # type: ignore[no-untyped-def]
     quantize_q8k_range(x, k, out, 0, k // q8k.BLOCK)
 
 
+@jit.inner
+def round_to_bfloat(x, out, first, last):  # type: ignore[no-untyped-def]
+    """Values first .. last - 1 of one row; `first` is a multiple of 16."""
+    for i in range(first, last - 15, 16):
+        store_bfloat(out + 2 * i, load(f32x16, x + 4 * i))
+    for i in range(first + (last - first) // 16 * 16, last):
+        store_bfloat(out + 2 * i, load(f32, x + 4 * i))
+
+
 @jit.op
 def quantize(args, tid, nth):  # type: ignore[no-untyped-def]
     """out[t] = x[t] in the layout; the pieces of all rows (quads, blocks) are shared out in one run, so few rows keep every thread busy
@@ -160,7 +175,7 @@ def quantize(args, tid, nth):  # type: ignore[no-untyped-def]
     n = load(i64, load(i64, args))
     x, x_stride, k = load(i64, args + 8), load(i64, args + 16), load(i64, args + 24)
     out, out_stride, layout = load(i64, args + 32), load(i64, args + 40), load(i64, args + 48)
-    pieces = k // q8k.BLOCK if layout == _Q8K else (k + a32.BLOCK * a32.QUAD - 1) // (a32.BLOCK * a32.QUAD)
+    pieces = k // q8k.BLOCK if layout == _Q8K else (k + PIECE - 1) // PIECE
     stop = n * pieces * (tid + 1) // nth
     at = n * pieces * tid // nth
     while at < stop:
@@ -168,6 +183,8 @@ def quantize(args, tid, nth):  # type: ignore[no-untyped-def]
         last = min(pieces, first + stop - at)
         if layout == _Q8K:
             quantize_q8k_range(x + row * x_stride, k, out + row * out_stride, first, last)
+        elif layout == _BF16:
+            round_to_bfloat(x + row * x_stride, out + row * out_stride, first * PIECE, min(k, last * PIECE))
         else:
             quantize_a32_range(x + row * x_stride, k, out + row * out_stride, first, last)
         at += last - first

@@ -37,6 +37,6 @@ def encoding_kernels(name: str) -> EncodingKernels:
 
 def tile_scratch_bytes(k: int) -> int:
     """Bytes of scratch that any encoding's tile kernel needs for rows of k values."""
-    from vllm_cpp.kernels.cpu.encodings import a32, floats, q8k
+    from vllm_cpp.kernels.cpu.encodings import a32, q8k
 
-    return max(form.scratch_bytes(k) for form in (a32, floats, q8k))
+    return max(a32.scratch_bytes(k), q8k.scratch_bytes(k))

@@ -1,146 +1,152 @@
-"""Products of encodings without blocks: weights become f32 and meet f32 activations.
+"""Products of encodings without blocks.
 
-Owns the arithmetic order, the same in both kernels: value i of a row goes to chain i modulo 32, each chain fused multiply-adds in rising
-order; the chains are summed by halves, and what does not fill 32 values is added after them, one by one. Must not know formats: a `load`
-gives n numbers as f32.
+Owns the arithmetic order, the same in both kernels: a row is cut into spans; the two halves of a span each go lane by lane to 16 running
+sums, in rising order; the 32 sums are added by halves, and what does not fill a span is added after them, one by one. Must not know
+formats: a `Form` says how to load and multiply.
+
+Sixteen lanes hold values of one row here, not sixteen rows as in `panel.py`: with nothing to unpack, laying rows side by side would cost
+as much as a few activation rows' products, and a few weight rows times a few activation rows keep the multipliers busy as they stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, store_lanes, transpose_lines
-from vllm_cpp.kernels.simd import f32, f32x16, fma, hsum, i64, load, prefetch, store, unrolled, zero
-from vllm_cpp.kernels.vectors import Value
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD
+from vllm_cpp.kernels.simd import f32x16, fma, hsum, i64, load, minimum, prefetch, store, unrolled, zero
+from vllm_cpp.kernels.vectors import Value, features
 
-CHAINS = 32
-ACTS = 4
-CELLS = [(a, g) for a in range(ACTS) for g in range(ROWS // GROUP)]
-CHAIN_BYTES = len(CELLS) * 64  # the kept sums of one chain
-STAGED_BYTES = 4 * CHAINS * GROUP
+# Rows and activation rows a tile works on at once: all their sums stay in registers, 32 of 16 lanes or 16 of 8.
+TILE_ROWS, ACTS = (2, 4) if "avx512f" in features() else (1, 3)
+CELLS = [(a, r) for a in range(ACTS) for r in range(TILE_ROWS)]
+NEAR_BYTES = 1 << 18  # weights gone through for one group of activation rows before the next: they stay in the second cache level
 
 
-def dot(load_floats: Callable, value_bytes: int) -> Callable:
-    """Add 32 values of a weight row times 32 activations to two vectors of chains."""
+@dataclass(frozen=True)
+class Form:
+    """`span` values are one step: half of them each for two pairs of `load_weights(address)` and `load_acts(address)`, whose products
+    `multiply(weights, acts, sums)` adds to 16 sums. `load_weight` and `load_act` load one value as f32."""
 
-    def dot_32(totals: tuple[Value, Value], w: Value, act: Value) -> tuple[Value, Value]:
-        for line in range(0, CHAINS * value_bytes, 64):
+    weight_bytes: int
+    act_bytes: int
+    span: int
+    load_weights: Callable[[Value], Value]
+    load_acts: Callable[[Value], Value]
+    multiply: Callable[[Value, Value, Value], Value]
+    load_weight: Callable[[Value], Value]
+    load_act: Callable[[Value], Value]
+
+
+def dot(form: Form) -> Callable:
+    """Add one span of a weight row times one of an activation row to two vectors of sums."""
+
+    def dot_span(sums: tuple[Value, Value], w: Value, act: Value) -> tuple[Value, Value]:
+        for line in range(0, form.span * form.weight_bytes, 64):
             prefetch(w + (AHEAD + line))
-        halves = [(load_floats(f32x16, w + 16 * value_bytes * h), load(f32x16, act + 64 * h)) for h in range(2)]
-        return tuple(fma(x, y, total) for total, (x, y) in zip(totals, halves, strict=True))
+        half = form.span // 2
+        return tuple(
+            form.multiply(form.load_weights(w + form.weight_bytes * half * h), form.load_acts(act + form.act_bytes * half * h), sums[h])
+            for h in range(2)
+        )
 
-    return unrolled(dot_32)
+    return unrolled(dot_span)
 
 
-def stage(load_floats: Callable, value_bytes: int) -> Callable:
-    """32 values of one row as two lines."""
+def dot_cells(form: Form) -> Callable:
+    """The same for every cell of a tile; the two vectors of a cell stand together."""
 
-    def stage_32(w: Value, to: Value) -> None:
-        for half in range(2):
-            store(to + 64 * half, load_floats(f32x16, w + 16 * value_bytes * half))
+    def dot_spans(sums: tuple[Value, ...], ws: tuple[Value, ...], acts: tuple[Value, ...], at: Value) -> tuple[Value, ...]:
+        sums = list(sums)
+        for h in range(2):
+            half = form.span // 2 * h
+            weights = [form.load_weights(w + at * form.weight_bytes + form.weight_bytes * half) for w in ws]
+            for a, act in enumerate(acts):
+                values = form.load_acts(act + at * form.act_bytes + form.act_bytes * half)
+                for r in range(TILE_ROWS):
+                    i = 2 * CELLS.index((a, r)) + h
+                    sums[i] = form.multiply(weights[r], values, sums[i])
+        return tuple(sums)
 
-    return unrolled(stage_32)
+    return unrolled(dot_spans)
+
+
+def rest_cells(form: Form) -> Callable:
+    """Add one value's product to every cell's total."""
+
+    def add_rest(totals: tuple[Value, ...], ws: tuple[Value, ...], acts: tuple[Value, ...], at: Value) -> tuple[Value, ...]:
+        weights = [form.load_weight(w + at * form.weight_bytes) for w in ws]
+        values = [form.load_act(act + at * form.act_bytes) for act in acts]
+        return tuple(fma(weights[r], values[a], total) for total, (a, r) in zip(totals, CELLS, strict=True))
+
+    return unrolled(add_rest)
 
 
 @unrolled
-def none() -> tuple[Value, ...]:
-    return (zero(f32x16),) * len(CELLS)
+def no_sums() -> tuple[Value, ...]:
+    return (zero(f32x16),) * (2 * len(CELLS))
 
 
 @unrolled
-def add_column(sums: tuple[Value, ...], column: Value, *acts: Value) -> tuple[Value, ...]:
-    """Add one column of a panel (one value of every row) times one value of each activation row."""
-    weights = [load(f32x16, column + 64 * g) for g in range(ROWS // GROUP)]
-    same = [load(f32, act) for act in acts]
-    return tuple(fma(weights[g], same[a], s) for s, (a, g) in zip(sums, CELLS, strict=True))
+def cell_totals(sums: tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple(hsum(sums[2 * i] + sums[2 * i + 1]) for i in range(len(CELLS)))
 
 
 @unrolled
-def keep(sums: tuple[Value, ...], to: Value) -> None:
-    for i, value in enumerate(sums):
-        store(to + 64 * i, value)
+def addresses(base: Value, stride: Value, first: Value, stop: Value) -> tuple[Value, ...]:
+    """Of a tile's weight rows; the last row again for those beyond it."""
+    return tuple(base + minimum(first + r, stop - 1) * stride for r in range(TILE_ROWS))
 
 
 @unrolled
-def chains_total(chains: Value) -> tuple[Value, ...]:
-    """Every cell's chains, summed in the order rows() has."""
-    return tuple(_by_halves([load(f32x16, chains + (CHAIN_BYTES * c + 64 * i)) for c in range(CHAINS)]) for i in range(len(CELLS)))
+def table_entries(table: Value, first: Value, stop: Value) -> tuple[Value, ...]:
+    return tuple(load(i64, table + minimum(first + a, stop - 1) * 8) for a in range(ACTS))
 
 
-def _by_halves(parts: list[Value]) -> Value:
-    while len(parts) > 1:
-        half = len(parts) // 2
-        parts = [x + y for x, y in zip(parts[:half], parts[half:], strict=True)]
-    return parts[0]
-
-
-def scratch_bytes(k: int) -> int:
-    """Bytes of scratch the tile kernels need for rows of k values."""
-    return 64 + STAGED_BYTES + CHAINS * CHAIN_BYTES + (k + 2 * CHAINS) * WORD_BYTES
+@unrolled
+def store_totals(totals: tuple[Value, ...], outs: tuple[Value, ...], first: Value, stop: Value) -> None:
+    """Cells beyond the last row or activation row repeat it: they store the same number once more."""
+    for total, (a, r) in zip(totals, CELLS, strict=True):
+        store(outs[a] + minimum(first + r, stop - 1) * 4, total)
 
 
 @jit.inner
-def rows(dot_32, load_floats, value_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+def rows(dot_span, load_weight, load_act, span, weight_bytes, act_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
     """The row kernel of every format (see `jit.row_kernel`)."""
     for r in range(n_rows):
         row = w + r * stride
-        totals = (zero(f32x16), zero(f32x16))
-        for i in range(0, k - CHAINS + 1, CHAINS):
-            totals = dot_32(totals, row + value_bytes * i, act + 4 * i)
-        total = hsum(totals[0] + totals[1])
-        for i in range(k // CHAINS * CHAINS, k):
-            total = fma(load_floats(f32, row + value_bytes * i), load(f32, act + 4 * i), total)
+        sums = (zero(f32x16), zero(f32x16))
+        for i in range(0, k - span + 1, span):
+            sums = dot_span(sums, row + weight_bytes * i, act + act_bytes * i)
+        total = hsum(sums[0] + sums[1])
+        for i in range(k // span * span, k):
+            total = fma(load_weight(row + weight_bytes * i), load_act(act + act_bytes * i), total)
         store(out + 4 * r, total)
 
 
 @jit.inner
-def tile(stage_32, load_floats, value_bytes, w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
-    """The tile kernel of every format (see `jit.tile_kernel`). A panel stands chain by chain; the values left over are columns at its
-    end."""
-    staged = (scratch + 63) // 64 * 64
-    chains = staged + STAGED_BYTES
-    columns = chains + CHAINS * CHAIN_BYTES
-    n = k // CHAINS
-    chain_columns = (n + 1) * WORD_BYTES  # one column more than used, so that chains do not meet in the same cache sets
-    rest = columns + CHAINS * chain_columns
-    for first in range(0, n_rows, ROWS):
-        for group in range(0, ROWS, GROUP):
-            for i in range(n):
-                for r in range(GROUP):
-                    row = w + min(first + group + r, n_rows - 1) * stride
-                    stage_32(row + CHAINS * value_bytes * i, staged + 4 * CHAINS * r)
-                for half in range(2):
-                    to = columns + WORD_BYTES * i + 4 * group + half * GROUP * chain_columns
-                    transpose_lines(staged + 64 * half, 4 * CHAINS, to, 4 * chain_columns, chain_columns)
-            for i in range(n * CHAINS, k):
-                for r in range(GROUP):
-                    row = w + min(first + group + r, n_rows - 1) * stride
-                    store(rest + WORD_BYTES * (i - n * CHAINS) + 4 * (group + r), load_floats(f32, row + value_bytes * i))
+def tile(dot_spans, add_rest, span, weight_bytes, w, stride, n_rows, k, acts, n_acts, outs):  # type: ignore[no-untyped-def]
+    """The tile kernel of every format (see `jit.tile_kernel`)."""
+    near_rows = max(1, NEAR_BYTES // (weight_bytes * k) // TILE_ROWS) * TILE_ROWS
+    for start in range(0, n_rows, near_rows):
+        stop = min(start + near_rows, n_rows)
         for a in range(0, n_acts, ACTS):
-            a0 = load(i64, acts + 8 * a)
-            a1 = load(i64, acts + 8 * min(a + 1, n_acts - 1))
-            a2 = load(i64, acts + 8 * min(a + 2, n_acts - 1))
-            a3 = load(i64, acts + 8 * min(a + 3, n_acts - 1))
-            for c in range(CHAINS):
-                sums = none()
-                column = columns + c * chain_columns
-                for i in range(c, c + n * CHAINS, CHAINS):
-                    sums = add_column(sums, column, a0 + 4 * i, a1 + 4 * i, a2 + 4 * i, a3 + 4 * i)
-                    column += WORD_BYTES
-                keep(sums, chains + CHAIN_BYTES * c)
-            sums = chains_total(chains)
-            for i in range(n * CHAINS, k):
-                sums = add_column(sums, rest + WORD_BYTES * (i - n * CHAINS), a0 + 4 * i, a1 + 4 * i, a2 + 4 * i, a3 + 4 * i)
-            keep(sums, chains)
-            for j in range(min(ACTS, n_acts - a)):
-                out = load(i64, outs + 8 * (a + j)) + 4 * first
-                for g in range(ROWS // GROUP):
-                    store_lanes(out + 64 * g, load(f32x16, chains + 64 * (j * (ROWS // GROUP) + g)), n_rows - first - GROUP * g)
+            act_rows = table_entries(acts, a, n_acts)
+            out_rows = table_entries(outs, a, n_acts)
+            for first in range(start, stop, TILE_ROWS):
+                ws = addresses(w, stride, first, stop)
+                sums = no_sums()
+                for i in range(0, k - span + 1, span):
+                    sums = dot_spans(sums, ws, act_rows, i)
+                totals = cell_totals(sums)
+                for i in range(k // span * span, k):
+                    totals = add_rest(totals, ws, act_rows, i)
+                store_totals(totals, out_rows, first, stop)
 
 
 @jit.inner
-def decode(load_floats, value_bytes, w, k, out):  # type: ignore[no-untyped-def]
+def decode(load_weight, weight_bytes, w, k, out):  # type: ignore[no-untyped-def]
     """The decode kernel of every format (see `jit.decode_kernel`)."""
     for i in range(k):
-        store(out + 4 * i, load_floats(f32, w + value_bytes * i))
+        store(out + 4 * i, load_weight(w + weight_bytes * i))
