@@ -13,6 +13,8 @@ from vllm_cpp.kernels.cpu import attention, panel
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.kernels.records import pack
 
+GUARD = 64  # entries behind each buffer that nobody may write
+
 PRODUCTS = {"f16": panel.product_f16, "f32": panel.product_f32}
 
 
@@ -30,10 +32,10 @@ class Attention:
         self.q = aligned_zeros((MAX_TOKENS, heads + 1, d), np.float32)  # rows wider than the heads: strides count
         self.out = aligned_zeros((MAX_TOKENS, heads, d), np.float32)
         max_items, chunk_tokens = MAX_TOKENS + n_slots, attention.chunk_tokens(block_size)
-        self.plan = aligned_zeros(attention.plan_words(MAX_TOKENS, n_slots), np.int32)
-        self.partials = aligned_zeros(n_slots * attention.partial_bytes(heads, d), np.uint8)
+        self.plan = aligned_zeros(attention.plan_words(MAX_TOKENS, n_slots) + GUARD, np.int32)
+        self.partials = aligned_zeros(n_slots * attention.partial_bytes(heads, d) + GUARD, np.uint8)
         stride = attention.scratch_bytes(heads, kv_heads, d, block_size)
-        self.scratch = aligned_zeros(stride * max_threads, np.uint8)
+        self.scratch = aligned_zeros(stride * max_threads + GUARD, np.uint8)
         self.plan_record = pack(
             attention.PLAN_FIELDS,
             count=address(self.paged.count), positions=address(self.paged.positions), seqs=address(self.paged.seqs),
@@ -54,10 +56,14 @@ class Attention:
         for row, (seq, position) in enumerate(tokens):
             self.q[row, :-1] = self.queries[seq][position]
         self.out[:] = np.nan
-        self.scratch[:] = 0xFF  # not-a-numbers: whatever is not written first shows
+        for buffer in (self.scratch, self.partials):
+            buffer[:] = 0xFF  # not-a-numbers: whatever is not written first shows
         run([attention.attention_plan], self.plan_record, nth)
         run([attention.attention, attention.attention_merge], self.record, nth)
         assert np.isnan(self.out[len(tokens) :]).all()
+        assert (self.scratch[-GUARD:] == 0xFF).all()
+        assert (self.partials[-GUARD:] == 0xFF).all()
+        assert not self.plan[-GUARD:].any()
         return self.out[: len(tokens)].copy()
 
     def in_steps(self, cuts, seq=0, nth=1):

@@ -47,7 +47,9 @@ ATTENTION_FIELDS = (
  _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
-SPAN_TOKENS = 64  # keys between two updates of the running maximum
+SPAN_VALUES = (
+    4096  # numbers in the keys between two updates of the running maximum: they, their values and the next keys fit the first cache
+)
 TILE_ROWS = 64  # (token, query head) rows that share one pass over a KV block
 SPLIT_TOKENS = 8  # tiles of at most so many tokens have their chunks shared out
 LANES = 16
@@ -82,7 +84,8 @@ def scratch_bytes(n_heads: int, n_kv_heads: int, head_dim: int, block_size: int)
     """Bytes a thread needs: for each row of a tile the query, the scores of a span, two sums of values, weights lane by lane and five
     numbers."""
     rows = _whole(tile_tokens(n_heads, n_kv_heads) * (n_heads // n_kv_heads))
-    return 4 * rows * (3 * _whole(head_dim) + max(SPAN_TOKENS, block_size) + LANES + 5)
+    span = min(max(block_size, SPAN_VALUES // head_dim), chunk_tokens(block_size))
+    return 4 * rows * (3 * _whole(head_dim) + span + LANES + 5)
 
 
 @jit.op
@@ -234,7 +237,7 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     group, row, chunk_blocks = n_heads // n_kv_heads, _whole(head_dim), field(args, _CHUNK_TOKENS) // block_size
     k_bytes, v_bytes = itemsize * head_dim * block_size, itemsize * block_size * row
     k_cache, v_cache, scale = field(args, _K_CACHE), field(args, _V_CACHE), number(args, _SCALE)
-    span_blocks = max(1, SPAN_TOKENS // block_size)
+    span_blocks = min(max(1, SPAN_VALUES // (head_dim * block_size)), chunk_blocks)
     score_row = 4 * span_blocks * block_size
     # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read the same keys and values.
     for unit in range(tid, n_items * n_kv_heads, nth):
