@@ -11,7 +11,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -89,6 +88,7 @@ def install(prefix: Path, *what: str) -> None:
     python = str(prefix / "bin" / "python")
     site = checked([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip()
     # After the prefix's own directory in the path, and without its .pth files: an editable install there does not come along.
-    ours = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+    ours = dict.fromkeys(entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages")))
     Path(site, "needs.pth").write_text("\n".join(ours) + "\n")
-    checked([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *what])
+    # The needs may hold this project too, installed: it is neither enough nor to be removed.
+    checked([sys.executable, "-m", "pip", "--python", python, "install", "-q", "--ignore-installed", "--no-deps", "--no-index", *what])

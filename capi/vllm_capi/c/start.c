@@ -40,6 +40,23 @@ static void parent(char* path) {
   if (slash) *slash = 0;
 }
 
+/* Takes "." and ".." out of an absolute path by its text alone: links in it keep their names. pkg-config's run paths hold such steps. */
+static void tidy(char* path) {
+  char* out = path;
+  for (const char* at = path; *at;) {
+    const char* end = at + 1 + strcspn(at + 1, "/"); /* `at` stands on a slash */
+    size_t n = (size_t)(end - at);
+    if (n == 3 && !strncmp(at, "/..", n)) {
+      while (out > path && *--out != '/') continue;
+    } else if (n > 1 && !(n == 2 && at[1] == '.')) {
+      memmove(out, at, n);
+      out += n;
+    }
+    at = end;
+  }
+  *out = 0;
+}
+
 static int is_executable(const char* path) {
   struct stat found;
   return stat(path, &found) == 0 && S_ISREG(found.st_mode) && access(path, X_OK) == 0;
@@ -62,6 +79,7 @@ static void find_self(void) {
       if (!realpath(self.dli_fname, here)) snprintf(here, sizeof here, "%s", self.dli_fname);
     } else {
       snprintf(here, sizeof here, "%s", self.dli_fname);
+      tidy(here);
     }
     parent(here);
     snprintf(module, sizeof module, "%s/" DOOR_EMBED, here);
