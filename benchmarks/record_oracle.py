@@ -167,6 +167,7 @@ def recording(prompt: Sequence[int], lanes: dict[str, np.ndarray], full: bool, m
             "largest": round(float(np.abs(apart).max()), 5),
             "margin_moved": round(float(np.abs(margins[lane] - margins["base"]).max()), 5),
             "same_choice": int((lanes[lane].argmax(1) == generated).sum()),
+            "first_row": round(float((lanes[lane][0] - base[0]).std()), 5),
         }
     arrays = {
         "prompt": np.array(prompt, np.int32),
@@ -208,7 +209,7 @@ def main() -> None:
                 arrays = recording(prompt, lanes, name in FULL_ROWS, meta)
                 np.savez_compressed(out / f"{kind}-{name}.npz", **arrays)
                 lanes_text = " ".join(f"{lane}={list(meta[lane].values())}" for lane in lanes)
-                print(kind, name, f"{time.monotonic() - start:.0f} s: rms, largest, margin_moved, same_choice:", lanes_text, flush=True)
+                print(kind, name, f"{time.monotonic() - start:.0f} s: rms, largest, margin_moved, same_choice, first_row:", lanes_text, flush=True)
         exact.close()
     for oracle in models.values():
         oracle.close()
