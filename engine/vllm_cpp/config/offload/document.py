@@ -22,6 +22,8 @@ class Override:
 
     pattern: str
     device: str
+    path: str = field(default="", compare=False)  # where it was said, for what is said of it
+    layer: int | None = field(default=None, compare=False)  # the one layer it is about, where its text says no more than that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,9 @@ class ResidencyRequest:
 
     def desugared(self) -> tuple[Override, ...]:
         """The manual placement as one list. The first match wins, so what was spelled out stands before what was abbreviated."""
-        everywhere = (Override(EXPERT_TOWERS, "cpu"),) if self.cpu_moe else ()
-        layers = tuple(Override(rf"blk\.{layer}{EXPERT_TOWERS}", "cpu") for layer in range(self.n_cpu_moe or 0))
+        everywhere = (Override(EXPERT_TOWERS, "cpu", path="vllm_cpp.placement.cpu_moe"),) if self.cpu_moe else ()
+        path = "vllm_cpp.placement.n_cpu_moe"
+        layers = tuple(Override(rf"blk\.{il}{EXPERT_TOWERS}", "cpu", path=path, layer=il) for il in range(self.n_cpu_moe or 0))
         return (self.placement_overrides or ()) + everywhere + layers
 
 

@@ -1,6 +1,6 @@
-"""The document's keys, and the order in which its mistakes are named.
+"""From a document's text to what it says, and the order in which its mistakes are named.
 
-Owns: which keys exist at every level, and the refusals that belong to one key. Must not know what is installed or in the environment:
+Owns: the refusals that belong to one key. Must not know what is installed or in the environment:
 `parse` of equal documents gives equal results, always, and touches no file.
 
 Order: malformed text, unknown top-level keys, unknown keys of `uva`, of `prefetch`, then all of `vllm_cpp`, then the values of vLLM's half.
@@ -8,38 +8,30 @@ Order: malformed text, unknown top-level keys, unknown keys of `uva`, of `prefet
 
 from __future__ import annotations
 
-import re
-import warnings
 from typing import Any, Final
 
 from vllm_cpp import env
 from vllm_cpp.errors import InvalidArgumentError
 
 from .document import OffloadDocument, Override, ResidencyRequest
+from .keys import children
+from .pattern import Pattern, PatternError
 from .reader import Reader, join, load, printable, refusal
 from .weight_offload import BACKENDS, WeightOffload
 
-_TOP: Final = ("offload_backend", "uva", "prefetch", "vllm_cpp")
-_UVA: Final = ("cpu_offload_gb", "cpu_offload_params")
-_PREFETCH: Final = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step", "offload_params")
-_VLLM_CPP: Final = ("mmap", "expert_stream", "device_fit", "placement")
-_MMAP: Final = ("enabled", "prefault")
-_EXPERT_STREAM: Final = ("enabled", "slots", "slot_bytes")
-_DEVICE_FIT: Final = ("weight_budget_bytes",)
-_PLACEMENT: Final = ("overrides", "cpu_moe", "n_cpu_moe", "fit")
-_OVERRIDE: Final = ("pattern", "device")
-
 DEVICES: Final = ("cpu", "cuda")
-_MAX_PATTERN: Final = 1024
+MAX_OVERRIDES: Final = 256
+"""More than anyone writes by hand, and few enough that looking for each of them in every tensor's name takes no time."""
+
 FIT_AND_MANUAL: Final = '"vllm_cpp.placement.fit" cannot be combined with a manual placement ("overrides", "cpu_moe" or "n_cpu_moe")'
 
 
 def parse(document: str | bytes | dict[str, Any] | None) -> OffloadDocument:
     """Read a document given as JSON text or as a dict. None and blank text are the inert document."""
-    top = Reader(load(document), "", _TOP)
-    uva = top.child("uva", _UVA)
-    prefetch = top.child("prefetch", _PREFETCH)
-    residency = _residency(top.child("vllm_cpp", _VLLM_CPP))
+    top = Reader(load(document), "", children(""))
+    uva = top.child("uva", children("uva"))
+    prefetch = top.child("prefetch", children("prefetch"))
+    residency = _residency(top.child("vllm_cpp", children("vllm_cpp")))
     return OffloadDocument(residency=residency, weight_offload=_weight_offload(top, uva, prefetch))
 
 
@@ -70,15 +62,15 @@ def _backend(value: object) -> str:
 
 
 def _residency(top: Reader) -> ResidencyRequest:
-    mmap = top.child("mmap", _MMAP)
+    mmap = _below(top, "mmap")
     said: dict[str, Any] = {"mmap": mmap.boolean("enabled"), "prefault": mmap.boolean("prefault")}
-    stream = top.child("expert_stream", _EXPERT_STREAM)
+    stream = _below(top, "expert_stream")
     said["expert_stream"] = stream.boolean("enabled")
     said["expert_stream_slots"] = stream.positive("slots")
     said["expert_stream_slot_bytes"] = stream.positive("slot_bytes")
-    fit = top.child("device_fit", _DEVICE_FIT)
+    fit = _below(top, "device_fit")
     said["device_weight_budget_bytes"] = fit.not_negative("weight_budget_bytes", '; 0 means "suppress the device-fit refusal"')
-    placement = top.child("placement", _PLACEMENT)
+    placement = _below(top, "placement")
     said["placement_overrides"] = _overrides(placement)
     said["cpu_moe"] = placement.boolean("cpu_moe")
     said["n_cpu_moe"] = _cpu_layers(placement)
@@ -87,6 +79,10 @@ def _residency(top: Reader) -> ResidencyRequest:
     if request.placement_fit and request.places_by_hand:
         raise refusal(FIT_AND_MANUAL)
     return request
+
+
+def _below(parent: Reader, key: str) -> Reader:
+    return parent.child(key, children(f"{parent.path}.{key}"))
 
 
 def _cpu_layers(placement: Reader) -> int | None:
@@ -103,47 +99,38 @@ def _overrides(placement: Reader) -> tuple[Override, ...] | None:
         return None
     if not isinstance(value, list | tuple):
         raise refusal(f'"{path}" must be an array of objects')
+    if len(value) > MAX_OVERRIDES:
+        raise refusal(f'"{path}" must not hold more than {MAX_OVERRIDES} objects (got {len(value)})')
     return tuple(_override(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
 def _override(item: object, path: str) -> Override:
     if not isinstance(item, dict):
         raise refusal(f'"{path}" must be an object with "pattern" and "device"')
-    values = Reader(item, path, _OVERRIDE)
-    for key in _OVERRIDE:
+    known = children("vllm_cpp.placement.overrides[]")
+    values = Reader(item, path, known)
+    for key in known:
         if not isinstance(values.get(key), str) or not values.get(key):
             raise refusal(f'"{path}.{key}" must be a non-empty string')
     pattern, device = values.get("pattern"), values.get("device")
-    wrong = wrong_pattern(pattern)
-    if wrong is not None:
-        raise refusal(f'"{path}.pattern" is not a valid regex: {wrong}')
+    try:
+        Pattern(pattern)
+    except PatternError as error:
+        raise refusal(f'"{path}.pattern" is not a valid regex: {printable(str(error))}') from None
     if device not in DEVICES:
         raise refusal(f'"{path}.device" is "{printable(device)}", which is not a device (expected one of: {" ".join(DEVICES)})')
     if device != "cpu":
         raise refusal(f'"{path}.device" is "{device}", and a placement target must be cpu: what is not placed stays on the device')
-    return Override(pattern, device)
-
-
-def wrong_pattern(pattern: str) -> str | None:
-    """Why this is no usable regex, or None when it is one."""
-    if len(pattern) > _MAX_PATTERN:
-        return f"{len(pattern)} characters, and a pattern may have {_MAX_PATTERN}"
-    try:
-        with warnings.catch_warnings():  # a dubious pattern must not make Python speak on stderr
-            warnings.simplefilter("ignore")
-            re.compile(pattern)
-    except RecursionError:
-        return "nested too deeply"
-    except (re.error, OverflowError) as error:
-        return printable(str(error))
-    return None
+    return Override(pattern, device, path=path)
 
 
 def overrides_from_text(text: str) -> tuple[Override, ...] | None:
     """`pattern=device,…` as the variable holds it; None when any entry is malformed, so that a typo places nothing by half."""
     entries = [entry.partition("=") for entry in text.split(",") if entry]
+    if len(entries) > MAX_OVERRIDES:
+        return None
     try:
         items = [{"pattern": pattern, "device": device} for pattern, _, device in entries]
-        return tuple(_override(item, "") for item in items) or None
+        return tuple(_override(item, f"VT_PLACEMENT_OVERRIDES[{index}]") for index, item in enumerate(items)) or None
     except InvalidArgumentError:
         return None
