@@ -50,8 +50,8 @@ class BuildLibvllm(build_ext):
         defines = [f"-D{name}={value}" for name, value in build.macros(self.distribution.get_version())]
         sources = [str(build.SOURCES / name) for name in build.DOOR_SOURCES]
         includes = [f"-I{HEADER.parent}", f"-I{build.SOURCES}"]
-        # An embedded Python cannot be unloaded, so nodelete; every symbol resolved here and now, so defs.
-        strict = ["-Wl,-z,defs", "-Wl,-z,nodelete", "-pthread", "-ldl"]
+        # An embedded Python cannot be unloaded, so nodelete; nothing stays undefined; its own names are its own, whatever the host defines.
+        strict = ["-Wl,-z,defs", "-Wl,-z,nodelete", "-Wl,-Bsymbolic", "-pthread", "-ldl"]
         self.spawn([compiler, *FLAGS, *defines, *includes, *sources, *LIBRARY_FLAGS, *strict, "-o", str(target / "libvllm.so.0")])
 
         forwarder = temporary / "forwarder.c"

@@ -74,7 +74,7 @@ static void find_self(void) {
   char module[PATH_MAX + 128];
   for (int resolved = 0; resolved < 2; resolved++) {
     here[0] = 0;
-    if (!dladdr((void*)vllm_abi_version, &self) || !self.dli_fname) return;
+    if (!dladdr((void*)find_self, &self) || !self.dli_fname) return;
     if (resolved || self.dli_fname[0] != '/') {
       if (!realpath(self.dli_fname, here)) snprintf(here, sizeof here, "%s", self.dli_fname);
     } else {
@@ -127,9 +127,10 @@ static int find_executable(void) {
   if (find_own(prefix)) return 0;
   snprintf(executable, sizeof executable, "%s", DOOR_BUILD_PYTHON);
   if (fits(executable)) return 0;
+  const char* beside = *prefix ? " beside this library, in " : "";
   snprintf(failure, sizeof failure,
-           "no Python " DOOR_PYTHON " found: neither '%s/bin/python" DOOR_PYTHON "' nor " DOOR_BUILD_PYTHON
-           " is one; set VLLM_PYTHON to the executable of the environment that has vllm-cpp", prefix);
+           "no Python " DOOR_PYTHON " found%s%s%s, nor at " DOOR_BUILD_PYTHON ", which built it; set VLLM_PYTHON to the executable of the "
+           "environment that has vllm-cpp", beside, prefix, *prefix ? "/bin" : "");
   return -1;
 }
 
