@@ -179,10 +179,10 @@ def store_bfloat(address: Any, value: Value) -> None:
 
 
 @unrolled
-def prefetch(address: Any) -> None:
-    """Ask for the cache line; an address outside every mapping is harmless."""
+def prefetch(address: Any, level: int = 1) -> None:
+    """Ask for the cache line, into the first or the second cache level; an address outside every mapping is harmless."""
     pointer = _pointer(address, ir.IntType(8))
-    _call("llvm.prefetch.p0", ir.VoidType(), [pointer, _I32(0), _I32(3), _I32(1)])
+    _call("llvm.prefetch.p0", ir.VoidType(), [pointer, _I32(0), _I32(4 - level), _I32(1)])
 
 
 def sums_at_once(rows: int, vectors: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, store_lanes, transpose_rows
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, filled, store_lanes, transpose_rows
 from vllm_cpp.kernels.simd import (
     bit_mask,
     convert,
@@ -138,11 +138,13 @@ def dot(form: Form) -> Callable:
 
 
 def stage(form: Form) -> Callable:
-    """Unpack one quad of one row to the lines of a panel."""
+    """Unpack one quad of one row to the lines of a panel, and ask for the one `ahead` bytes later: the same row of the next panel."""
 
-    def stage_quad(w: Value, to: Value) -> None:
+    def stage_quad(w: Value, ahead: Value, to: Value) -> None:
+        for line in range(0, QUAD * form.block_bytes, 64):
+            prefetch(w + ahead + line, 2)
         first, second, scales = form.unpacked(w)
-        for line, vector in enumerate((first, second, scales)):
+        for line, vector in enumerate((first, second, filled(scales))):
             store(to + 64 * line, vector)
 
     return unrolled(stage_quad)
@@ -276,7 +278,7 @@ def tile(stage, none, block, keep, total, block_bytes, w, stride, n_rows, k, act
                     row = w + min(first + group + i, n_rows - 1) * stride
                     if last < 0:
                         row = padded(row, blocks * block_bytes)
-                    stage(row + max(0, min(q * QUAD * block_bytes, last)), staged + 64 * LINES * i)
+                    stage(row + max(0, min(q * QUAD * block_bytes, last)), ROWS * stride, staged + 64 * LINES * i)
                 transpose_rows(staged, LINES, columns + COLUMN_BYTES * q + 4 * group)
         for a in range(0, n_acts, ACTS):
             a0 = load(i64, acts + 8 * a)

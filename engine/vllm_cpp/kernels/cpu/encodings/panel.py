@@ -8,8 +8,8 @@ needs no horizontal sums, and every row's sum is one lane. Must not know what th
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.simd import i32x16, load, shuffle, store, unrolled
-from vllm_cpp.kernels.vectors import Value, features
+from vllm_cpp.kernels.simd import i32x16, join, load, shuffle, store, unrolled
+from vllm_cpp.kernels.vectors import Value, constant, features
 
 AHEAD = 4096  # bytes that row kernels prefetch ahead: hardware stops at page ends, this does not
 GROUP = 16
@@ -48,6 +48,13 @@ def transpose_lines(source: Value, row_bytes: Value, to: Value, four_bytes: Valu
                 quarter = [*range(4 * odd, 4 * odd + 4), *range(8 + 4 * odd, 12 + 4 * odd)]
                 word = 4 * (2 * half + odd) + j
                 store(to + four_bytes * (word // 4) + word_bytes * j, shuffle(front, [*quarter, *(16 + i for i in quarter)], back))
+
+
+def filled(x: Value) -> Value:
+    """A whole line that starts with x and goes on with zeros: a line must be stored at once, or loading it waits for its pieces."""
+    while x.type.lanes < 16:
+        x = join(x, constant(x.type, 0))
+    return x
 
 
 @jit.inner

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, store_lanes, transpose_rows
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, filled, store_lanes, transpose_rows
 from vllm_cpp.kernels.simd import (
     convert,
     dot_i16,
@@ -30,9 +30,11 @@ from vllm_cpp.kernels.simd import (
     i16x16,
     i16x32,
     i32,
+    i32x4,
     i32x8,
     i32x16,
     i64,
+    join,
     load,
     low,
     pair_sums,
@@ -144,16 +146,17 @@ def finish(form: Form) -> Callable:
 
 
 def stage(form: Form) -> Callable:
-    """Unpack one block of one row to the lines of a panel."""
+    """Unpack one block of one row to the lines of a panel, and ask for the one `ahead` bytes later: the same row of the next panel."""
 
-    def stage_block(w: Value, to: Value) -> None:
+    def stage_block(w: Value, ahead: Value, to: Value) -> None:
+        for line in range(0, form.block_bytes, 64):
+            prefetch(w + ahead + line, 2)
         quants, scales, minimums, d = form.unpacked(w)
         for j, q in enumerate(quants):
             store(to + 64 * j, q)
         store(to + 64 * SCALE_LINE, convert(i32x16, scales))
-        if minimums is not None:
-            store(to + 64 * MIN_LINE, minimums)
-        store(to + (64 * MIN_LINE + 4 * D_WORD), d)
+        lows = zero(i32x8) if minimums is None else reinterpret(i32x8, minimums)
+        store(to + 64 * MIN_LINE, join(lows, low(filled(reinterpret(i32x4, d)))))
 
     return unrolled(stage_block)
 
@@ -270,7 +273,7 @@ def tile(stage_block, none, begin, add, end, total, sub, block_bytes, w, stride,
             for group in range(0, ROWS, GROUP):
                 for i in range(GROUP):
                     row = w + min(first + group + i, n_rows - 1) * stride
-                    stage_block(row + block_bytes * b, staged + 64 * LINES * i)
+                    stage_block(row + block_bytes * b, ROWS * stride, staged + 64 * LINES * i)
                 transpose_rows(staged, LINES, columns + COLUMN_BYTES * b + 4 * group)
         for a in range(0, n_acts, ACTS):
             a0 = load(i64, acts + 8 * a)
