@@ -21,8 +21,8 @@ class Lanes:
         self.count = count
         self._store = store
         reads.serve_reads.address, reads.stop_reads.address  # noqa: B018 - compile now, before anybody waits for a read
-        self._threads = [threading.Thread(target=self._serve, name=f"vllm-lane-{number}", daemon=True) for number in range(count)]
-        for thread in self._threads:
+        self.threads = [threading.Thread(target=self._serve, name=f"vllm-lane-{number}", daemon=True) for number in range(count)]
+        for thread in self.threads:
             thread.start()
 
     def _serve(self) -> None:
@@ -32,5 +32,5 @@ class Lanes:
     def close(self) -> None:
         """Stop and join the threads. Nothing may be posted any more."""
         reads.stop_reads(self._store.address, self.count)
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()

@@ -1,0 +1,68 @@
+"""How fast slices can be read, and by how many lanes.
+
+Owns the measurement: reads of the sizes and places that streaming will make, by threads as it will have them. Must not know the store.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+DEFAULT_LANES: Final = 4
+"""Where nothing can be measured: most drives are busy with four reads at a time."""
+_CANDIDATES: Final = (1, 2, 4, 8)
+_READS: Final = 16  # for each of them
+_PATIENCE_S: Final = 0.3  # for all of them: a slow disk shall not hold up a load
+_KNEE: Final = 0.9  # fewer lanes are taken when they reach this part of the best rate: each costs a wake-up
+
+
+def read_rate(fd: int, offsets: Sequence[int], n_bytes: int, lanes: int, patience_s: float = 10.0) -> float:
+    """Bytes a second of reading `n_bytes` at each of the offsets, or at as many as the patience lasts for. OSError where a read is
+    refused."""
+    places, lock, problems = iter(offsets), threading.Lock(), []
+    done = [0] * lanes
+    start = time.perf_counter()
+
+    def lane(number: int) -> None:
+        with mmap.mmap(-1, n_bytes) as memory, memoryview(memory) as view:
+            while time.perf_counter() - start < patience_s:
+                with lock:
+                    place = next(places, None)
+                if place is None:
+                    return
+                try:
+                    done[number] += os.preadv(fd, [view], place)
+                except OSError as problem:
+                    problems.append(problem)
+                    return
+
+    threads = [threading.Thread(target=lane, args=(number,), name="vllm-read-rate") for number in range(lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return sum(done) / (time.perf_counter() - start)
+
+
+def best_lanes(fd: int, offsets: Sequence[int], n_bytes: int) -> int:
+    """How many lanes to read with: the fewest that come near the best rate. `fd` must read past the page cache, or memory is measured."""
+    rates: dict[int, float] = {}
+    start, following = time.perf_counter(), iter(offsets)
+    for lanes in _CANDIDATES:
+        left = _PATIENCE_S - (time.perf_counter() - start)
+        places = [place for _, place in zip(range(_READS), following, strict=False)]
+        if left <= 0 or len(places) < lanes:
+            break
+        try:
+            rates[lanes] = read_rate(fd, places, n_bytes, lanes, left)
+        except OSError:
+            return DEFAULT_LANES
+    if len(rates) < 2:
+        return DEFAULT_LANES
+    return min(lanes for lanes, rate in rates.items() if rate >= _KNEE * max(rates.values()))
