@@ -59,6 +59,8 @@ def test_zero_means_the_default():
         ("speculative_config", "{"),
         ("speculative_config", "[]"),
         ("kv_transfer_config", 3),
+        ("kv_transfer_config", {"kv_connector": "x"}),
+        ("speculative_config", {"method": "no-such-method"}),
         ("limit_mm_per_prompt", {"image": -1}),
         ("limit_mm_per_prompt", '{"image": "many"}'),
     ],
@@ -73,7 +75,7 @@ def test_a_wrong_value_is_an_invalid_argument_named_by_its_field(field, value):
     [
         ("device", "cuda", "no CUDA back end in this build"),
         ("speculative_config", '{"method":"mtp"}', "speculative_config"),
-        ("kv_transfer_config", {"kv_connector": "x"}, "kv_transfer_config"),
+        ("kv_transfer_config", {"kv_role": "kv_both"}, "kv_transfer_config"),
         ("scheduling_policy", "priority", "priority"),
         ("scheduling_policy", "lpm", "lpm"),
         ("enable_jump_forward", True, "jump-forward"),

@@ -22,6 +22,7 @@ from .cpus import physical_cores
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES: Final = ("fcfs", "priority", "lpm")
+SPECULATIVE_METHODS: Final = ("mtp", "ngram", "draft_model", "eagle", "eagle3", "medusa")
 DEFAULT_BLOCK_SIZE: Final = 32
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.92
 _MAX_NUM_SEQS_WHEN_ZERO: Final = 8
@@ -85,8 +86,22 @@ class EngineParams:
             self._keep(name, fields.optional_text(name, getattr(self, name)))
         for name in ("speculative_config", "kv_transfer_config", "limit_mm_per_prompt"):
             self._keep(name, _json_object(name, getattr(self, name)))
+        self._check_names_in_documents()
         for modality, limit in (self.limit_mm_per_prompt or {}).items():
             fields.integer(f"limit_mm_per_prompt.{modality}", limit, 0, _MAX_INT)
+
+    def _check_names_in_documents(self) -> None:
+        """A name nobody knows is the caller's mistake; a known one that is not built here is refused later, by name."""
+        method = (self.speculative_config or {}).get("method")
+        if method is not None and method not in SPECULATIVE_METHODS:
+            raise InvalidArgumentError(
+                f"speculative_config method {fields.shown(method)} is unknown (expected one of: {' '.join(SPECULATIVE_METHODS)})"
+            )
+        connector = (self.kv_transfer_config or {}).get("kv_connector")
+        if connector is not None:
+            raise InvalidArgumentError(
+                f"kv_transfer_config kv_connector {fields.shown(connector)} is not registered; no connector is, in this build"
+            )
 
     def _check_enums(self) -> None:
         self._keep("scheduling_policy", fields.one_of("scheduling_policy", self.scheduling_policy or "fcfs", SCHEDULING_POLICIES))
