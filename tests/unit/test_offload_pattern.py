@@ -66,15 +66,8 @@ def test_patterns_as_people_write_them(text, names):
 @pytest.mark.parametrize(
     "text",
     [
-        "(a*)*$b",
-        "(a|a)*$b",
-        "(.*)*x",
-        "(.+)+x",
-        r"(\w+\s?)*\.$x",
-        "^(([a-z])+.)+[A-Z]([a-z])+$",
-        "(x+x+)+y",
-        ".*" * 40 + "z",
-        "(?:a?){60}a{60}b",
+        *("(a*)*$b", "(a|a)*$b", "(.*)*x", "(.+)+x", r"(\w+\s?)*\.$x", "^(([a-z])+.)+[A-Z]([a-z])+$", "(x+x+)+y"),
+        *(".*" * 40 + "z", "(?:a?){60}a{60}b"),
     ],
 )
 def test_what_would_backtrack_for_ever_is_answered(text):
@@ -83,10 +76,10 @@ def test_what_would_backtrack_for_ever_is_answered(text):
 
 
 def test_an_allowance_is_shared_and_runs_out():
-    allowance, greedy = Allowance(), Pattern("(a|b|.)*" * 100 + "zz")
+    allowance = Allowance(20)
+    assert not Pattern("a").search("bbbb", allowance)
     with pytest.raises(OutOfSteps):
-        for _ in range(1000):
-            greedy.search("a" * 63, allowance)
+        Pattern("(a|b|.)*" * 9 + "zz").search("a" * 63, allowance)
     with pytest.raises(OutOfSteps):
         Pattern("a").search("b", allowance)
 
