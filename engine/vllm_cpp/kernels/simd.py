@@ -297,6 +297,13 @@ def bit_mask(bits: Value) -> Value:
     return Value(kind, builder().bitcast(bits.ir, llvm_type(kind)))
 
 
+def opaque(x: Value) -> Value:
+    """The same value, computed as written: LLVM moves nothing past this point (unrolled functions only)."""
+    if "sse2" not in features():
+        return x
+    return Value(x.type, builder().asm(ir.FunctionType(x.ir.type, [x.ir.type]), "", "=v,0", [x.ir], side_effect=False))
+
+
 def repeat(x: Value, times: int) -> Value:
     """All lanes of `x`, `times` over (unrolled functions only)."""
     return shuffle(x, list(range(x.type.lanes)) * times)

@@ -43,8 +43,9 @@ def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
         for pair in range(2):
             low = reinterpret(u8x64, packed >> constant(u16x32, [4 * pair] * 16 + [4 * pair + 2] * 16)) & 3
             run = 4 * half + 2 * pair
-            high = reinterpret(u8x64, third >> constant(u16x32, [run] * 16 + [run + 1] * 16)) & 1
-            quants.append(low | (high << 2))
+            up, down = ([max(0, sign * (2 - r)) for r in (run, run + 1)] for sign in (1, -1))
+            moved = third << constant(u16x32, [up[0]] * 16 + [up[1]] * 16) >> constant(u16x32, [down[0]] * 16 + [down[1]] * 16)
+            quants.append(low | (reinterpret(u8x64, moved) & 4))
     return quants, _scales(w + 96), None, splat(f32x4, load_half(f32, w + 108))
 
 

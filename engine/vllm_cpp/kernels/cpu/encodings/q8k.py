@@ -37,6 +37,7 @@ from vllm_cpp.kernels.simd import (
     join,
     load,
     low,
+    opaque,
     pair_sums,
     prefetch,
     reinterpret,
@@ -65,7 +66,7 @@ class Form:
     and minimum are shared by 16 values, by 32 if `sub` says so.
 
     unpack(address) -> (quants, scales, minimums, d): four byte vectors x64 in order, u8, or i8 with `signed`; i16x16 scales; i16x16
-    minimums, or None with `zero`; f32x4 whose first lanes hold d and dmin.
+    minimums, or None with `zero`; f32x4 holding d and dmin in turn.
     """
 
     block_bytes: int
@@ -109,18 +110,20 @@ def scales_at(k):  # type: ignore[no-untyped-def]
 
 def dot(form: Form) -> Callable:
     """total + one block of a weight row times one of an activation row: f32x4 of running sums, the d part in lane 0, the dmin part in
-    lane 2."""
+    lane 1."""
 
     def block_dot(total: Value, w: Value, quants: Value, sums: Value, d: Value) -> Value:
         for line in range(0, form.block_bytes, 64):
             prefetch(w + (AHEAD + line))
         unpacked, scales, minimums, weight_d = form.unpacked(w)
+        # LLVM would widen the scales after each shuffle instead of once before them
+        scales = opaque(convert(i32x16, scales) if form.signed else scales)
         whole = zero(i32x16)
         for j, q in enumerate(unpacked):
             act = load(i8x64, quants + 64 * j)
             if form.signed:
                 by_four = shuffle(scales, [4 * j + lane // 4 for lane in range(16)])
-                whole = whole + dots(zero(i32x16), [(q, act)], form.largest) * convert(i32x16, by_four)
+                whole = whole + dots(zero(i32x16), [(q, act)], form.largest) * by_four
             else:
                 by_pair = shuffle(scales, [4 * j + lane // 8 for lane in range(32)])
                 whole = dot_i16(whole, pair_sums(q, act), by_pair)
@@ -129,12 +132,13 @@ def dot(form: Form) -> Callable:
         if form.folded:
             whole = whole if low_sums is None else whole - low_sums
             whole = low(whole) + high(whole)
-            whole = whole + shuffle(whole, [2, 3, 0, 1])
+            for swap in (2, 1):
+                whole = whole + shuffle(whole, [lane ^ swap for lane in range(4)])
         else:
-            both = [low(x) + high(x) for x in (whole, low_sums)]
-            whole = shuffle(both[0], [0, 1, 4, 5], both[1]) + shuffle(both[0], [2, 3, 6, 7], both[1])
-            weight_d = shuffle(weight_d, [0, 0, 1, 1])
-        whole = whole + shuffle(whole, [1, 0, 3, 2])
+            # both sums side by side, as d and dmin stand
+            whole = shuffle(whole, [0, 8, 1, 9, 4, 12, 5, 13], low_sums) + shuffle(whole, [2, 10, 3, 11, 6, 14, 7, 15], low_sums)
+            whole = low(whole) + high(whole)
+            whole = whole + shuffle(whole, [2, 3, 0, 1])
         return fma(convert(f32x4, whole), weight_d * load(f32, d), total)
 
     return unrolled(block_dot)
@@ -142,7 +146,7 @@ def dot(form: Form) -> Callable:
 
 def finish(form: Form) -> Callable:
     """The product out of the running sums."""
-    return unrolled(lambda total: total[0] if form.folded else total[0] - total[2])
+    return unrolled(lambda total: total[0] if form.folded else total[0] - total[1])
 
 
 def stage(form: Form) -> Callable:

@@ -6,8 +6,8 @@ scales 4..7 and, above them, of minimums 4..7, whose high two bits stand on top 
 
 from __future__ import annotations
 
-from vllm_cpp.kernels.simd import convert, half_to_float, i16x16, load, pack, reinterpret, shuffle, u8x16, u16, u32
-from vllm_cpp.kernels.vectors import Value, constant
+from vllm_cpp.kernels.simd import convert, half_to_float, i16x16, load, low, pack, reinterpret, shuffle, splat, u8x16, u16x8, u32, u32x4
+from vllm_cpp.kernels.vectors import Value
 
 
 def scales_and_minimums(packed: Value) -> tuple[Value, Value]:
@@ -20,6 +20,5 @@ def scales_and_minimums(packed: Value) -> tuple[Value, Value]:
 
 
 def d_and_dmin(address: Value) -> Value:
-    """Two f16 in the first lanes of an f32x4."""
-    nothing = constant(u16, 0)
-    return half_to_float(pack([load(u16, address), load(u16, address + 2), nothing, nothing]))
+    """Two f16 in turn, as f32x4."""
+    return half_to_float(low(reinterpret(u16x8, splat(u32x4, load(u32, address)))))
