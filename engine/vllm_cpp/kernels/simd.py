@@ -299,7 +299,8 @@ def bit_mask(bits: Value) -> Value:
 
 def opaque(x: Value) -> Value:
     """The same value, computed as written: LLVM moves nothing past this point (unrolled functions only)."""
-    if "sse2" not in features():
+    widest = next((bits for needed, bits in (("avx512f", 512), ("avx2", 256), ("sse2", 128)) if needed in features()), 0)
+    if x.type.lanes * x.type.element.bitwidth > widest:
         return x
     return Value(x.type, builder().asm(ir.FunctionType(x.ir.type, [x.ir.type]), "", "=v,0", [x.ir], side_effect=False))
 
