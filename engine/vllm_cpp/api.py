@@ -19,23 +19,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm_cpp import log
 from vllm_cpp.config import engine as engine_config
 from vllm_cpp.config import fields, offload
 from vllm_cpp.config.engine import EngineParams
-from vllm_cpp.config.offload.install import say_placement
 from vllm_cpp.config.sampling import FIELD_NAMES, SamplingParams
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, ModelLoadError, VllmError
+from vllm_cpp.residency import devices
 
 if TYPE_CHECKING:
     from vllm_cpp.core import Engine
     from vllm_cpp.gguf_file import GGUFModel
+    from vllm_cpp.models.registry import Family
     from vllm_cpp.request import Completion, Request
 
 Progress = Callable[[str, float], None]
 """Called while loading, with what is being done and how far it is, 0 to 1."""
 
 _PARAMETERS: Final = tuple(name for name in engine_config.FIELD_NAMES if name != "model_path")
-_CPU: Final = "cpu"
 _OPENING: Final = "opening the file"
 _VOCABULARY: Final = "reading the vocabulary"
 _POLL_S: Final = 0.02
@@ -62,6 +63,7 @@ def _silent(_what: str, _fraction: float) -> None: ...
 def _build(params: EngineParams, progress: Progress) -> Engine:
     document = offload.parse(params.offload_config)
     engine_config.refuse_what_is_not_built(params)
+    device = engine_device(params)
     residency = offload.install(document)
     engine_config.warn_of_what_sizes_nothing(params)
     progress(_OPENING, 0.0)
@@ -70,23 +72,46 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
     model = open_model(model_file(params.model_path))
     try:
         from vllm_cpp import core, models
+        from vllm_cpp.residency.weight_offloader import offloader_for
         from vllm_cpp.tokenizer import ChatTemplate, Tokenizer, read_tokenizer_config
 
         family = models.find(model.architecture)
-        if document.weight_offload.enabled:
-            _refuse_weight_offload(family.architecture)
-        say_placement(residency, _CPU)
+        offloader = offloader_for(
+            document.weight_offload, architecture=family.architecture, consults=family.consults_weight_offloader, device=device
+        )
+        _refuse_what_does_not_fit(model, family, residency, device)
         progress(_VOCABULARY, 0.0)
         config = None if params.tokenizer_config_path is None else read_tokenizer_config(params.tokenizer_config_path)
         tokenizer = Tokenizer.from_gguf(model, config)
         chat_template = ChatTemplate.from_gguf(model, config)
         offload.freeze_expert_stream(residency.expert_stream)
         progress(_BUILDING, 0.0)
-        runner = models.load(model, params, residency, progress)
-        return core.Engine(_WithItsFile(runner, model, residency), tokenizer, params, chat_template)
+        runner = _WithItsFile(models.load(model, params, residency, progress), model, residency, device)
     except BaseException:
         model.close()
         raise
+    try:
+        if offloader is not None:
+            offloader.refuse_unconsulted(family.architecture)
+        return core.Engine(runner, tokenizer, params, chat_template)
+    except BaseException:
+        runner.close()
+        raise
+
+
+def engine_device(params: EngineParams) -> devices.Device:
+    """The device that computes. One that is not here was refused before (`refuse_what_is_not_built`)."""
+    return devices.find(params.device)
+
+
+def _refuse_what_does_not_fit(model: GGUFModel, family: Family, residency: offload.Residency, device: devices.Device) -> None:
+    from vllm_cpp.residency import plan
+
+    made = plan.make(model, residency, device, streams_experts=family.streams_experts, places_experts=family.places_experts)
+    for line in made.placement.lines:
+        log.once(line, line)
+    if made.refusal is not None:
+        raise ModelLoadError(made.refusal)
 
 
 def model_file(path: str) -> str:
@@ -108,19 +133,10 @@ def _is_later_shard(name: str) -> bool:
     return total.isdigit() and number.isdigit() and int(number) > 1
 
 
-def _refuse_weight_offload(architecture: str) -> None:
-    """No loader consults an offloader, and on this device there is nothing to move: both are said, before any weight is read."""
-    raise ModelLoadError(
-        f'weight offload is configured but architecture "{architecture}" does not support it: its loader does not consult the weight '
-        "offloader, so every weight would stay on the device and the budget would free nothing. Remove --offload-config, or wire this "
-        f"model's loader. (The device here is {_CPU}: its weights are in host memory already, and offloading to the CPU frees nothing.)"
-    )
-
-
 class _WithItsFile:
     """A runner that owns the file it reads weights from, and can say where they live."""
 
-    def __init__(self, runner: Any, model: GGUFModel, residency: offload.Residency) -> None:
+    def __init__(self, runner: Any, model: GGUFModel, residency: offload.Residency, device: devices.Device) -> None:
         self._runner = runner
         self._model = model
         self.run = runner.run  # each step asks for it
@@ -130,6 +146,7 @@ class _WithItsFile:
         self._about = {
             "architecture": model.architecture,
             "encoding_bytes": dict(sizes.most_common()),
+            "device": device.name,
             "weights": "in the file's mapping" if residency.mmap else "in memory",
             "max_model_len": runner.max_model_len,
         }
@@ -275,7 +292,7 @@ class LLM:
         about = self._engine.stats()["runner"]
         mix = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in about["encoding_bytes"].items())
         return (
-            f"<vllm_cpp.LLM {self._path} {about['architecture']} ({mix}) on {_CPU}, weights {about['weights']}, "
+            f"<vllm_cpp.LLM {self._path} {about['architecture']} ({mix}) on {about['device']}, weights {about['weights']}, "
             f"max_model_len={about['max_model_len']}>"
         )
 

@@ -28,7 +28,7 @@ class Template:
 
 class Runner(FakeRunner):
     def stats(self) -> dict[str, Any]:
-        about = {"architecture": "fake", "encoding_bytes": {"Q4_K": 3 << 20, "F32": 1 << 19}, "weights": "in memory"}
+        about = {"architecture": "fake", "encoding_bytes": {"Q4_K": 3 << 20, "F32": 1 << 19}, "weights": "in memory", "device": "cpu"}
         return {**about, "max_model_len": self.max_model_len}
 
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from vllm_cpp import env, log
-from vllm_cpp.config.offload import Override, Residency, freeze_expert_stream, freeze_geometry, install, installed, parse, resolve
-from vllm_cpp.config.offload.install import reset, say_placement
+from vllm_cpp.config.offload import Override, Residency, freeze_expert_stream, freeze_geometry, install, installed, parse, preview, resolve
+from vllm_cpp.config.offload.install import reset
 from vllm_cpp.errors import ModelLoadError
 
 CPU_MOE = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -104,6 +104,18 @@ def test_line_one_and_two(monkeypatch, capfd):
     )
 
 
+def test_a_preview_changes_and_says_nothing(capfd):
+    install(document(expert_stream={"slots": 9}))
+    capfd.readouterr()
+    looked_at = preview(document(mmap={"enabled": False}, placement={"cpu_moe": True}))
+    assert (looked_at.mmap, looked_at.expert_stream_slots, len(looked_at.placement)) == (False, 9, 1)
+    assert (resolve().mmap, resolve().placement) == (True, ())
+    assert capfd.readouterr().err == ""
+    freeze_expert_stream(False)
+    with pytest.raises(ModelLoadError, match="expert_stream cannot be changed"):
+        preview(document(expert_stream={"enabled": True}))
+
+
 def test_a_document_without_the_vllm_cpp_half_says_nothing(monkeypatch, capfd):
     monkeypatch.setenv("VT_GGUF_MMAP", "0")
     install(parse({"uva": {"cpu_offload_gb": 1}}))
@@ -136,20 +148,6 @@ def test_a_placement_beside_the_mapping_is_said_whoever_asked(monkeypatch, capfd
     monkeypatch.setenv("VT_GGUF_MMAP", "0")
     install(parse(None))
     assert "mmap-resident" not in capfd.readouterr().err
-
-
-def test_a_placement_on_a_cpu_engine_places_nothing_and_says_so(capfd):
-    residency = install(document(mmap={"enabled": False}, placement={"cpu_moe": True, "n_cpu_moe": 2}))
-    capfd.readouterr()
-    for _ in range(2):
-        say_placement(residency, "cpu")
-    assert capfd.readouterr().err == (
-        "engine: device placement: 3 override(s) resolve(s) to the engine's own device (cpu), so nothing is placed\n"
-    )
-    say_placement(Residency(placement_fit=True), "cpu")
-    assert "fit has nothing to place" in capfd.readouterr().err
-    say_placement(Residency(), "cpu")
-    assert capfd.readouterr().err == ""
 
 
 def test_streaming_is_refused_by_name_and_the_refused_document_leaves_no_trace(monkeypatch, capfd):
@@ -194,7 +192,9 @@ class TestFreeze:
 
     def test_the_first_use_decides_for_good(self):
         freeze_expert_stream(False)
-        freeze_expert_stream(True)
+        freeze_expert_stream(False)
+        with pytest.raises(ModelLoadError, match="in force: expert_stream=off"):
+            freeze_expert_stream(True)  # installed before the first one was loaded, and loaded after it
         assert resolve().expert_stream is False
 
     def test_a_document_that_the_environment_overrules_is_no_change(self, monkeypatch):

@@ -20,6 +20,7 @@ class Family:
     architecture: str
     describe: Callable[[Any, Any], None]
     streams_experts: bool = False  # routed experts are read through the slot seam
+    places_experts: bool = False  # routed experts of a layer can be computed on another device than the rest
     consults_weight_offloader: bool = False
 
 

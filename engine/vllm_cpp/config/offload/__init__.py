@@ -8,7 +8,7 @@ environment > document > default.
 """
 
 from .document import OffloadDocument, Override, ResidencyRequest
-from .install import freeze_expert_stream, freeze_geometry, install, installed, resolve
+from .install import freeze_expert_stream, freeze_geometry, install, installed, preview, resolve
 from .parse import parse
 from .resolve import Residency
 from .weight_offload import WeightOffload
@@ -24,5 +24,6 @@ __all__ = [
     "install",
     "installed",
     "parse",
+    "preview",
     "resolve",
 ]

@@ -33,12 +33,18 @@ _state = _State(ResidencyRequest())
 def install(document: OffloadDocument) -> Residency:
     """Merge a document into the process and return what is in force. A document that is refused changes nothing."""
     with _lock:
-        _refuse_frozen(document.residency)
-        merged = document.residency.over(_state.request)
-        residency = _with_decisions(resolved(merged))
-        _refuse_what_is_not_built(residency)
-        _state.request = merged
+        residency = preview(document)
+        _state.request = document.residency.over(_state.request)
         _say(document, residency)
+        return residency
+
+
+def preview(document: OffloadDocument) -> Residency:
+    """What `install` would answer with, and the same refusals; nothing is changed or said."""
+    with _lock:
+        _refuse_frozen(document.residency)
+        residency = _with_decisions(resolved(document.residency.over(_state.request)))
+        _refuse_what_is_not_built(residency)
         return residency
 
 
@@ -54,10 +60,15 @@ def resolve() -> Residency:
 
 
 def freeze_expert_stream(on: bool) -> None:
-    """A model used the decision whether experts are streamed; the first one decides for the process."""
+    """A model is about to use the decision whether experts are streamed; the first one decides for the process.
+
+    Refused where another model, loaded meanwhile, decided otherwise.
+    """
     with _lock:
         if _state.expert_stream is None:
             _state.expert_stream = on
+        if _state.expert_stream is not on:
+            raise _frozen("expert_stream", _state.expert_stream)
 
 
 def freeze_geometry(slots: int, slot_bytes: int) -> None:
@@ -94,11 +105,15 @@ def _refuse_frozen(request: ResidencyRequest) -> None:
             continue
         winner = from_environment(field)  # a document that a variable overrules changes nothing, and is no change
         if (said[field] if winner is None else winner) != value:
-            in_force = ResidencyRequest(**{field: value}).described()
-            raise ModelLoadError(
-                f"weight residency config: {field} cannot be changed once a model of this process used it (in force: {in_force}); "
-                "leave the field out, ask for the same value, or load this model in a process of its own"
-            )
+            raise _frozen(field, value)
+
+
+def _frozen(field: str, value: object) -> ModelLoadError:
+    in_force = ResidencyRequest(**{field: value}).described()  # type: ignore[arg-type]
+    return ModelLoadError(
+        f"weight residency config: {field} cannot be changed once a model of this process used it (in force: {in_force}); "
+        "leave the field out, ask for the same value, or load this model in a process of its own"
+    )
 
 
 def _refuse_what_is_not_built(residency: Residency) -> None:
@@ -129,12 +144,3 @@ def _say(document: OffloadDocument, residency: Residency) -> None:
 
 def _once(text: str) -> None:
     log.once(text, text)
-
-
-def say_placement(residency: Residency, device: str) -> None:
-    """Say once what a placement amounts to on an engine whose own device is the only target there is."""
-    if residency.placement:
-        count = len(residency.placement)
-        _once(f"engine: device placement: {count} override(s) resolve(s) to the engine's own device ({device}), so nothing is placed")
-    if residency.placement_fit:
-        _once(f"engine: device placement: fit has nothing to place, the engine's own device is {device}")

@@ -16,6 +16,6 @@ def qwen3(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN3)
 
 
-@family("qwen3moe", streams_experts=True)
+@family("qwen3moe", streams_experts=True, places_experts=True)
 def qwen3moe(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN3MOE)
