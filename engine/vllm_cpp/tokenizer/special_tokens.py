@@ -17,8 +17,8 @@ _WHITE = " \t\n\v\f\r"
 _Node = tuple[str, bool, list["_Node"]]
 
 
-def _common_prefix(a: str, b: str) -> str:
-    length = 0
+def _common_prefix(a: str, b: str, length: int) -> str:
+    """The prefix that both have, `length` characters of which are known to agree."""
     while length < min(len(a), len(b)) and a[length] == b[length]:
         length += 1
     return a[:length]
@@ -33,7 +33,7 @@ def _prefix_tree(texts: list[str]) -> list[_Node]:
         below, depth, siblings = waiting.pop()
         for _, group in groupby(below, key=itemgetter(depth)):
             same = list(group)
-            prefix = _common_prefix(same[0], same[-1])  # sorted: what the ends share, all share
+            prefix = _common_prefix(same[0], same[-1], depth)  # sorted: what the ends share, all share
             whole = same[0] == prefix
             children: list[_Node] = []
             siblings.append((prefix, whole, children))

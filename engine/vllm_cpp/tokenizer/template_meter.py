@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
 from types import GeneratorType
 from typing import Any
 
@@ -53,6 +53,17 @@ class Meter:
         if length > MAX_TEXT:
             raise BudgetError(f"it makes a text of over {MAX_TEXT} characters")
         self.spend(length // _CHARS_A_UNIT)
+
+    def join(self, parts: Iterable[str]) -> str:
+        """The parts joined; it stops taking them when they are too long together."""
+        kept, length = [], 0
+        for part in parts:
+            kept.append(part)
+            length += len(part)
+            if length > MAX_TEXT:
+                break
+        self.text(length)
+        return "".join(kept)
 
     def items(self, count: int) -> None:
         if count > MAX_ITEMS:

@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from vllm_cpp.tokenizer.template_meter import MAX_TEXT, MAX_WIDTH, BudgetError, Meter
+from vllm_cpp.tokenizer.template_meter import MAX_WIDTH, BudgetError, Meter
 
 # Filters that multiply their input and that chat templates have no use for. A template that names one is refused when it is compiled.
 _NO_FILTERS = ("batch", "center", "filesizeformat", "pprint", "random", "slice", "striptags", "urlize", "wordwrap", "xmlattr")
@@ -140,14 +140,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.concat(self._meter.shown(part) for part in parts)
 
     def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]  # jinja2 has "".join here
-        kept, length = [], 0
-        for part in parts:
-            kept.append(part)
-            length += len(part)
-            if length > MAX_TEXT:
-                break
-        self._meter.text(length)
-        return "".join(kept)
+        return self._meter.join(parts)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         return super().getitem(obj, self.walkable(argument))

@@ -78,13 +78,12 @@ class Tokenizer:
         ids: list[int] = []
         if add_special and self.add_bos:
             ids.append(self.vocabulary.bos_id)
-        after_special = True
+        prefix = " " if self.vocabulary.add_space_prefix else ""  # a piece of text begins the text or follows a special token
         for piece in self._special.cut(_without_surrogates(text), parse_special):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += self._encoder.encode(" " + piece if after_special and self.vocabulary.add_space_prefix else piece)
-            after_special = isinstance(piece, int)
+                ids += self._encoder.encode(prefix + piece)
         if add_special and self.add_eos:
             ids.append(self.vocabulary.eos_id)
         return ids
