@@ -208,8 +208,8 @@ def main() -> None:
                 meta: dict[str, Any] = {"model_sha256": sums[kind], "text": text, "oracle": origin}
                 arrays = recording(prompt, lanes, name in FULL_ROWS, meta)
                 np.savez_compressed(out / f"{kind}-{name}.npz", **arrays)
-                lanes_text = " ".join(f"{lane}={list(meta[lane].values())}" for lane in lanes)
-                print(kind, name, f"{time.monotonic() - start:.0f} s: rms, largest, margin_moved, same_choice, first_row:", lanes_text, flush=True)
+                print(kind, name, f"{time.monotonic() - start:.0f} s:", ", ".join(meta["exact"]), flush=True)
+                print("   ", " ".join(f"{lane}={list(meta[lane].values())}" for lane in lanes), flush=True)
         exact.close()
     for oracle in models.values():
         oracle.close()
