@@ -53,6 +53,7 @@ check: # what must be on the machine already, and how to get it
 .venv/.installed: .venv/.made $(SOURCES)
 	@echo "== the library"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	@$(BIN)/python -m pip check --quiet || { echo "requirements/dev.txt is behind pyproject.toml: make lock" >&2; exit 1; }
 	@touch $@
 
 $(MOE): benchmarks/fetch_smollm2.py benchmarks/make_moe.py benchmarks/gguf_out.py | .venv/.installed
