@@ -22,7 +22,7 @@ from vllm_cpp.errors import (
 )
 
 if TYPE_CHECKING:
-    from vllm_cpp.api import LLM, load
+    from vllm_cpp.api import LLM, load, plan
     from vllm_cpp.config.sampling import SamplingParams
     from vllm_cpp.tokenizer import Tokenizer
 
@@ -40,11 +40,13 @@ __all__ = [
     "VllmError",
     "__version__",
     "load",
+    "plan",
 ]
 
 _LATE = {
     "LLM": "vllm_cpp.api",
     "load": "vllm_cpp.api",
+    "plan": "vllm_cpp.api",
     "SamplingParams": "vllm_cpp.config.sampling",
     "Tokenizer": "vllm_cpp.tokenizer",
 }

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vllm_cpp.gguf_file import GGUFModel
     from vllm_cpp.models.registry import Family
     from vllm_cpp.request import Completion, Request
+    from vllm_cpp.residency.plan import Plan
+    from vllm_cpp.residency.weight_offloader import WeightOffloader
 
 Progress = Callable[[str, float], None]
 """Called while loading, with what is being done and how far it is, 0 to 1."""
@@ -45,8 +47,14 @@ _BUILDING: Final = "preparing the kernels"
 
 def build_engine(params: EngineParams, progress: Progress | None = None) -> Engine:
     """The engine these parameters describe. Closing it closes the model's file as well."""
-    try:
+    with _only_vllm_errors(params):
         return _build(params, progress or _silent)
+
+
+@contextlib.contextmanager
+def _only_vllm_errors(params: EngineParams) -> Iterator[None]:
+    try:
+        yield
     except VllmError:
         raise
     except MemoryError as error:
@@ -72,14 +80,15 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
     model = open_model(model_file(params.model_path))
     try:
         from vllm_cpp import core, models
-        from vllm_cpp.residency.weight_offloader import offloader_for
         from vllm_cpp.tokenizer import ChatTemplate, Tokenizer, read_tokenizer_config
 
         family = models.find(model.architecture)
-        offloader = offloader_for(
-            document.weight_offload, architecture=family.architecture, consults=family.consults_weight_offloader, device=device
-        )
-        _refuse_what_does_not_fit(model, family, residency, device)
+        offloader = _offloader(family, document, device)
+        settled = _settled(model, family, residency, device)
+        for line in settled.placement.lines:
+            log.once(line, line)
+        if settled.refusal is not None:
+            raise ModelLoadError(settled.refusal)
         progress(_VOCABULARY, 0.0)
         config = None if params.tokenizer_config_path is None else read_tokenizer_config(params.tokenizer_config_path)
         tokenizer = Tokenizer.from_gguf(model, config)
@@ -104,14 +113,17 @@ def engine_device(params: EngineParams) -> devices.Device:
     return devices.find(params.device)
 
 
-def _refuse_what_does_not_fit(model: GGUFModel, family: Family, residency: offload.Residency, device: devices.Device) -> None:
+def _offloader(family: Family, document: offload.OffloadDocument, device: devices.Device) -> WeightOffloader | None:
+    from vllm_cpp.residency.weight_offloader import offloader_for
+
+    consults = family.consults_weight_offloader
+    return offloader_for(document.weight_offload, architecture=family.architecture, consults=consults, device=device)
+
+
+def _settled(model: GGUFModel, family: Family, residency: offload.Residency, device: devices.Device) -> Plan:
     from vllm_cpp.residency import plan
 
-    made = plan.make(model, residency, device, streams_experts=family.streams_experts, places_experts=family.places_experts)
-    for line in made.placement.lines:
-        log.once(line, line)
-    if made.refusal is not None:
-        raise ModelLoadError(made.refusal)
+    return plan.make(model, residency, device, streams_experts=family.streams_experts, places_experts=family.places_experts)
 
 
 def model_file(path: str) -> str:
@@ -165,6 +177,38 @@ class _WithItsFile:
             self._model.close()
 
 
+def _desugared(given: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of `load` with the shorthands for the offload document written into it."""
+    short = {name: given[name] for name in offload.SHORTHANDS if name in given}
+    rest = {name: value for name, value in given.items() if name not in short}
+    return {**rest, "offload_config": offload.desugar(given.get("offload_config"), short)}  # type: ignore[dict-item]
+
+
+def plan(
+    path: str | os.PathLike[str], *, offload_config: str | dict[str, Any] | None = None, device: str = "auto", **shorthands: Any
+) -> Plan:
+    """What `load` with the same arguments would do with the weights of this file: where each lives, and whether they can be served.
+
+    Refuses what `load` refuses before it reads weights, but for weights that do not fit, which is the plan's `refusal`. Nothing is loaded,
+    and nothing of this process changes.
+    """
+    given = {name: value for name, value in shorthands.items() if value is not None}
+    fields.refuse_unknown("plan", given, tuple(offload.SHORTHANDS))
+    params = EngineParams(model_path=_path_text(path), device=device, **_desugared({**given, "offload_config": offload_config}))
+    with _only_vllm_errors(params):
+        document = offload.parse(params.offload_config)
+        engine_config.refuse_what_is_not_built(params)
+        residency, where = offload.preview(document), engine_device(params)
+        from vllm_cpp.gguf_file import open_model
+
+        with open_model(model_file(params.model_path)) as model:
+            from vllm_cpp import models
+
+            family = models.find(model.architecture)
+            _offloader(family, document, where)
+            return _settled(model, family, residency, where)
+
+
 def load(
     path: str | os.PathLike[str],
     *,
@@ -178,8 +222,9 @@ def load(
 ) -> LLM:
     """Load a GGUF file (any shard of a split one, or the directory of one) and answer with an `LLM`; use it in a `with` statement.
 
-    `offload_config` is the offload document, as JSON text or a dict. `progress(what, fraction)` is called while loading. The other
-    parameters are those of `EngineParams`, by their names.
+    `offload_config` is the offload document, as JSON text or a dict. cpu_moe, n_cpu_moe, override_tensor, fit, mmap and expert_stream
+    (True, or a number of slots) are shorthands for keys of it. `progress(what, fraction)` is called while loading. The other parameters are
+    those of `EngineParams`, by their names.
     """
     given = {"offload_config": offload_config, "device": device, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     return LLM(path, progress=progress, threads=threads, **given, **more)
@@ -192,8 +237,8 @@ class LLM:
         given = {name: value for name, value in parameters.items() if value is not None}
         # Nobody who leaves this out states a fraction, so nobody is warned that it sizes nothing.
         given.setdefault("gpu_memory_utilization", 0.0)
-        fields.refuse_unknown("load", given, _PARAMETERS)
-        params = EngineParams(model_path=_path_text(path), **given)
+        fields.refuse_unknown("load", given, (*_PARAMETERS, *offload.SHORTHANDS))
+        params = EngineParams(model_path=_path_text(path), **_desugared(given))
         self._engine: Engine | None = build_engine(params, progress)
         self._path = params.model_path
 

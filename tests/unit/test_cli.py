@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_models
 from fakes import decoded, fake_logits
 from vllm_cpp import env
 from vllm_cpp.cli import arguments
@@ -297,6 +298,55 @@ def test_control_c_stops_the_answer_and_the_conversation_goes_on():
 
 def test_loading_shows_a_bar_on_a_terminal_only():
     terminal = Terminal(FAKE, "--model", "fake.gguf", "--prompt", "abc")
-    terminal.wait_for("[############............] preparing the kernels")
+    terminal.wait_for("preparing the kernels")
+    terminal.wait_for(" 50%")
     assert terminal.exit_code() == 0
-    assert "[" not in run(FAKE, "--model", "fake.gguf", "--prompt", "abc")[2]
+    assert "%" not in run(FAKE, "--model", "fake.gguf", "--prompt", "abc")[2]
+
+
+@pytest.fixture(scope="module")
+def tiny_experts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "tiny.gguf"
+    tiny_models.build("qwen3moe", dtype="Q4_K").write(path)
+    return path
+
+
+def test_a_plan_is_on_stdout_and_nothing_is_loaded(tiny_experts):
+    code, out, err = run(REAL, "--model", tiny_experts, "--plan", "--n-cpu-moe", "1")
+    assert (code, err) == (0, "")
+    rows = dict(line.split(maxsplit=1) for line in out.partition("\n\n")[0].splitlines())
+    assert list(rows) == ["file", "architecture", "dense", "experts", "slices", "a", "memory", "weights", "device", "placement"]
+    assert rows["file"].startswith(f"{tiny_experts}, {tiny_experts.stat().st_size} bytes (0.00 GiB)")
+    assert re.fullmatch(r"\d+ towers, \d+ slices, \d+ bytes \(0\.00 GiB\)", rows["experts"])
+    assert rows["placement"] == "1 override(s) resolve(s) to the engine's own device (cpu), so nothing is placed"
+    head, *places = out.partition("\n\n")[2].splitlines()
+    assert head.split() == ["layer", "what", "bytes", "lives", "in", "computed", "on"]
+    assert places[0].split()[:2] == ["-", "dense"]
+    assert all(place.split()[3:] == ["mapping", "cpu"] for place in places)
+
+
+def test_a_plan_as_json_sums_up(tiny_experts):
+    code, out, _ = run(REAL, "--model", tiny_experts, "--plan", "--json", "--no-mmap")
+    plan = json.loads(out)
+    assert code == 0
+    assert sum(place["bytes"] for place in plan["places"]) == plan["dense_bytes"] + plan["tower_bytes"] < plan["file_bytes"]
+    assert {place["lives"] for place in plan["places"]} == {"memory"}
+    assert plan["token_slices"] > 0
+    assert plan["refusal"] is None
+
+
+def test_a_plan_is_refused_as_a_load_is(tiny_experts):
+    document = '{"vllm_cpp":{"placement":{"cpu_moe":false}}}'
+    code, out, err = run(REAL, "--model", tiny_experts, "--plan", "--cpu-moe", "--offload-config", document)
+    assert (code, out) == (1, "")
+    assert err == (
+        'vllm-cli: model load failed (status 1): offload config: "vllm_cpp.placement.cpu_moe" is false in the document and true by '
+        "--cpu-moe: say it in one of them\n"
+    )
+    assert run(REAL, "--model", MISSING, "--plan")[2].startswith("vllm-cli: model load failed (status 2): ")
+    assert run(REAL, "--model", tiny_experts, "--plan", "--offload-config", '{"uva":{"cpu_offload_gb":1}}')[0] == 1
+
+
+def test_flags_stand_in_the_installed_line():
+    _, _, err = run(REAL, "--model", MISSING, "--prompt", "a", "--no-mmap", "-ot", "exps=CPU", "--offload-config", "{}")
+    assert "engine: weight residency (offload_config vllm_cpp): mmap=off placement_overrides=1\n" in err

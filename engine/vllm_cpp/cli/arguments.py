@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from vllm_cpp.config.offload.shorthand import SHORTHANDS
+
 PROGRAM: Final = "vllm-cli"
 
 
@@ -31,6 +33,13 @@ class Options:
     seed: int | None = None
     stream: bool = False
     offload_config: str | None = None
+    cpu_moe: bool | None = None
+    n_cpu_moe: int | None = None
+    override_tensor: list[str] | None = None
+    fit: bool | None = None
+    mmap: bool | None = None
+    expert_stream: bool | int | None = None
+    plan: bool = False
     device: str = "auto"
     max_num_seqs: int | None = None
     max_model_len: int | None = None
@@ -54,7 +63,13 @@ def _document(text: str) -> str:
         raise UsageError(f"--offload-config: {error}") from None
 
 
-_KINDS: Final[dict[Callable[[str], Any], str]] = {_integer: "an integer", float: "a number"}
+def _override(text: str) -> str:
+    if "=" not in text:
+        raise ValueError(text)
+    return text
+
+
+_KINDS: Final[dict[Callable[[str], Any], str]] = {_integer: "an integer", float: "a number", _override: "PATTERN=DEVICE"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,17 @@ class _Flag:
     read: Callable[[str], Any] | None  # None: a switch
     value: str
     help: str
+    alone: Any = None  # what a switch sets, and a flag whose value may be left out
+    repeats: bool = False
+
+    @property
+    def may_stand_alone(self) -> bool:
+        return self.alone is not None
+
+
+def _shorthand(keyword: str, read: Callable[[str], Any] | None, *aliases: str, alone: Any = None, repeats: bool = False) -> _Flag:
+    row = SHORTHANDS[keyword]
+    return _Flag((row.flag, *aliases), keyword, read, row.value, row.doc, alone, repeats)
 
 
 _FLAGS: Final = (
@@ -74,15 +100,22 @@ _FLAGS: Final = (
     _Flag(("--top-p",), "top_p", float, "P", "sample from the likeliest tokens that make up P (1)"),
     _Flag(("--top-k",), "top_k", _integer, "K", "sample from the K likeliest tokens; 0 is all (0)"),
     _Flag(("--seed", "-s"), "seed", _integer, "S", "repeat a sampled answer"),
-    _Flag(("--stream",), "stream", None, "", "print the answer as it comes"),
-    _Flag(("--json",), "json", None, "", "print one JSON object: the text, its tokens, counts, times and memory"),
+    _Flag(("--stream",), "stream", None, "", "print the answer as it comes", True),
+    _Flag(("--json",), "json", None, "", "print one JSON object: the text, its tokens, counts, times and memory; or the plan", True),
     _Flag(("--offload-config",), "offload_config", _document, "JSON", "where weights live and what computes them, or @FILE with it"),
+    _shorthand("cpu_moe", None, alone=True),
+    _shorthand("n_cpu_moe", _integer),
+    _shorthand("override_tensor", _override, "-ot", repeats=True),
+    _shorthand("fit", None, alone=True),
+    _shorthand("mmap", None, alone=False),
+    _shorthand("expert_stream", _integer, alone=True),
+    _Flag(("--plan",), "plan", None, "", "print what lives where, in bytes, and leave", True),
     _Flag(("--device",), "device", str, "NAME", "auto, cpu or cuda (auto)"),
     _Flag(("--max-num-seqs",), "max_num_seqs", _integer, "N", "requests computed together (32)"),
     _Flag(("--max-model-len", "-c"), "max_model_len", _integer, "N", "longest prompt and answer, in tokens (the model's)"),
     _Flag(("--threads", "-t"), "threads", _integer, "N", "worker threads (VLLM_CPP_CPU_THREADS, else the physical cores)"),
-    _Flag(("--version",), "version", None, "", "print versions and leave"),
-    _Flag(("--help", "-h"), "help", None, "", "print this and leave"),
+    _Flag(("--version",), "version", None, "", "print versions and leave", True),
+    _Flag(("--help", "-h"), "help", None, "", "print this and leave", True),
 )
 _BY_NAME: Final = {name: flag for flag in _FLAGS for name in flag.names}
 
@@ -101,7 +134,8 @@ def help_text() -> str:
             *lines,
             "",
             "The answer goes to standard output, everything else to standard error. Exit status: 0 done, 1 the model could not be",
-            "loaded or generation failed, 2 wrong arguments. An environment variable (VT_…) wins over the offload document.",
+            "loaded or generation failed, 2 wrong arguments. An environment variable (VT_…) wins over the offload document,",
+            "of which --cpu-moe to --expert-stream are parts.",
         ]
     )
 
@@ -116,17 +150,18 @@ def parse(arguments: Sequence[str]) -> Options:
         flag = _BY_NAME.get(name)
         if flag is None or (flag.read is None and equals):
             raise UsageError(f"unknown argument '{given}'")
-        if flag.read is None:
-            setattr(options, flag.field, True)
+        if flag.read is None or (flag.may_stand_alone and not equals and not (rest and rest[0].isdecimal())):
+            setattr(options, flag.field, flag.alone)
             continue
         if not equals:
             if not rest:
                 raise UsageError(f"missing value for '{given}'")
             value = rest.pop(0)
         try:
-            setattr(options, flag.field, flag.read(value))
+            read = flag.read(value)
         except ValueError:
             raise UsageError(f"'{value}' is not {_KINDS[flag.read]} ({name})") from None
+        setattr(options, flag.field, [*(getattr(options, flag.field) or ()), read] if flag.repeats else read)
     if not (options.help or options.version):
         _check(options)
     return options
@@ -135,5 +170,7 @@ def parse(arguments: Sequence[str]) -> Options:
 def _check(options: Options) -> None:
     if not options.model:
         raise UsageError("--model <path> is required")
+    if options.plan and (options.prompt is not None or options.stream):
+        raise UsageError("--plan loads nothing: leave --prompt and --stream out")
     if options.json and options.stream:
         raise UsageError("--json prints one object when the answer is complete, and --stream prints it as it comes: give one of them")

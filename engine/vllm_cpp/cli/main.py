@@ -57,7 +57,7 @@ def _main(argv: Sequence[str]) -> int:
         if options.version:
             output.write(_version() + "\n")
             return DONE
-        prompt = _prompt(options)
+        prompt = None if options.plan else _prompt(options)
         parameters, sampling = _checked(options, prompt is None)
     except UsageError as error:
         log.line(f"{PROGRAM}: {error}")
@@ -65,6 +65,10 @@ def _main(argv: Sequence[str]) -> int:
         return WRONG_ARGUMENTS
     started = time.monotonic()
     try:
+        if options.plan:
+            from vllm_cpp.cli import plan
+
+            return plan.show(options, _document(options))
         model = _load(options, parameters)
     except VllmError as error:
         log.line(f"{PROGRAM}: model load failed (status {error.status}): {error}")
@@ -124,7 +128,15 @@ def _load(options: Options, parameters: dict[str, Any]) -> LLM:
     from vllm_cpp import api
 
     with Bar() as progress:
-        return api.load(str(options.model), offload_config=options.offload_config, progress=progress, **parameters)
+        return api.load(str(options.model), offload_config=_document(options), progress=progress, **parameters)
+
+
+def _document(options: Options) -> Any:
+    """The offload document with the flags that are parts of it."""
+    from vllm_cpp.config.offload import shorthand
+
+    given = {name: value for name in shorthand.SHORTHANDS if (value := getattr(options, name)) is not None}
+    return shorthand.desugar(options.offload_config, given, shorthand.FLAGS)
 
 
 def _complete(model: LLM, options: Options, prompt: str, sampling: SamplingParams, load_s: float) -> int:

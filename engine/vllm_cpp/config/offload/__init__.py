@@ -11,14 +11,17 @@ from .document import OffloadDocument, Override, ResidencyRequest
 from .install import freeze_expert_stream, freeze_geometry, install, installed, preview, resolve
 from .parse import parse
 from .resolve import Residency
+from .shorthand import SHORTHANDS, desugar
 from .weight_offload import WeightOffload
 
 __all__ = [
+    "SHORTHANDS",
     "OffloadDocument",
     "Override",
     "Residency",
     "ResidencyRequest",
     "WeightOffload",
+    "desugar",
     "freeze_expert_stream",
     "freeze_geometry",
     "install",
