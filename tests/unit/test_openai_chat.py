@@ -185,14 +185,6 @@ def test_template_keywords_reach_the_template(make):
     assert prompt_seen(runner) == "<user>hello[enable_thinking=False]<assistant>"
 
 
-def test_without_a_template_messages_are_joined_and_that_is_said(make, capfd):
-    log.forget()
-    runner = FakeRunner()
-    chat.complete(make(runner, template=None), request([{"role": "system", "content": "s"}, *HELLO]))
-    assert prompt_seen(runner) == "system: s\nuser: hello\nassistant:"
-    assert "no chat template" in capfd.readouterr().err
-
-
 def test_the_prompt_is_encoded_as_a_templates_text(make):
     runner = FakeRunner()
     chat.complete(make(runner, FakeTokenizer(add_bos=True)), request())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from vllm_cpp import log
 from vllm_cpp.config import fields
 from vllm_cpp.errors import InvalidArgumentError
 
@@ -26,11 +25,7 @@ def parse(value: Any) -> list[dict[str, Any]]:
 
 def prompt(tokenizer: Any, chat_template: Any, messages: list[dict[str, Any]], keywords: dict[str, Any]) -> list[int]:
     """The token ids that the messages make through the model's template."""
-    if chat_template is None:
-        log.once("no chat template", "vllm: the model has no chat template; messages are joined as <role>: <content>")
-        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
-    else:
-        text = chat_template.render(messages, tools=None, add_generation_prompt=True, **keywords)
+    text = chat_template.render(messages, tools=None, add_generation_prompt=True, **keywords)
     return tokenizer.encode_chat(text)
 
 
