@@ -10,7 +10,7 @@ from numba import njit
 
 from tests.kernels.probe import dots, exps
 from vllm_cpp.kernels import simd
-from vllm_cpp.kernels.simd import f32, f32x8, f32x16, i8x16, i32x8, i32x16, load, store, u8x16, u16x8, u32x8, unrolled
+from vllm_cpp.kernels.simd import f32, f32x8, f32x16, i8x16, i32x8, i32x16, load, store, u8x16, u8x64, u16x4, u16x8, u32x8, unrolled
 from vllm_cpp.kernels.vectors import constant
 
 RNG = np.random.default_rng(3)
@@ -200,27 +200,27 @@ def test_exp_is_close_and_the_same_for_one_number_as_for_many():
 
 
 def test_shuffles_tables_and_masks():
-    x = np.arange(16, dtype=np.uint8)
+    x = RNG.integers(0, 256, 64).astype(np.uint8)
     table = RNG.integers(-128, 128, 16).astype(np.int8)
     index = RNG.integers(0, 16, 64).astype(np.uint8)
-    reversed_bytes, looked_up, masked = np.zeros(16, np.uint8), np.zeros(64, np.int8), np.zeros(16, np.uint8)
+    bits = RNG.integers(0, 65536, 4).astype(np.uint16)
+    reversed_bytes, looked_up, masked = np.zeros(64, np.uint8), np.zeros(64, np.int8), np.zeros(64, np.uint8)
 
     @unrolled
     def everything(x, table, index, bits, reversed_bytes, looked_up, masked):
-        v = load(u8x16, x)
-        store(reversed_bytes, simd.shuffle(v, range(15, -1, -1)))
-        store(looked_up, simd.table16(load(i8x16, table), load(simd.u8x64, index)))
-        store(masked, simd.select(simd.bit_mask(load(simd.u16, bits)), v, constant(u8x16, 99)))
+        v = load(u8x64, x)
+        store(reversed_bytes, simd.shuffle(v, range(63, -1, -1)))
+        store(looked_up, simd.table16(load(i8x16, table), load(u8x64, index)))
+        store(masked, simd.select(simd.bit_mask(load(u16x4, bits)), simd.opaque(v), constant(u8x64, 99)))
 
     @njit
     def kernel(x, table, index, bits, reversed_bytes, looked_up, masked):
         everything(x, table, index, bits, reversed_bytes, looked_up, masked)
 
-    bits = np.array([0b1000_0000_0101_0011], np.uint16)
     kernel(at(x), at(table), at(index), at(bits), at(reversed_bytes), at(looked_up), at(masked))
     np.testing.assert_array_equal(reversed_bytes, x[::-1])
     np.testing.assert_array_equal(looked_up, table[index])
-    np.testing.assert_array_equal(masked, np.where([bits[0] >> i & 1 for i in range(16)], x, 99))
+    np.testing.assert_array_equal(masked, np.where(np.unpackbits(bits.view(np.uint8), bitorder="little"), x, 99))
 
 
 def test_atomics_and_hints():

@@ -291,10 +291,14 @@ def pack(parts: Sequence[Value]) -> Value:
 
 
 def bit_mask(bits: Value) -> Value:
-    """An integer's (or integer vector's) bits as a mask for `select`, the lowest bit first (unrolled functions only)."""
-    lanes = element_of(bits.type).bitwidth * getattr(bits.type, "lanes", 1)
-    kind = VecType(types.boolean, lanes)
-    return Value(kind, builder().bitcast(bits.ir, llvm_type(kind)))
+    """The bits of u16 numbers as a mask for `select`, the lowest bit of the first number first (unrolled functions only)."""
+    lanes = 16 * bits.type.lanes
+    if "avx512bw" in features():
+        kind = VecType(types.boolean, lanes)
+        return Value(kind, builder().bitcast(bits.ir, llvm_type(kind)))
+    each_byte = shuffle(reinterpret(VecType(u8, lanes // 8), bits), [lane // 8 for lane in range(lanes)])
+    bit = constant(each_byte.type, [1 << lane % 8 for lane in range(lanes)])
+    return (each_byte & bit) == bit
 
 
 def opaque(x: Value) -> Value:
@@ -459,8 +463,7 @@ def dot_i8(total: Value, x: Value, y: Value) -> Value:
         shifted = reinterpret(wide, x) ^ 0x80
         return _dpbusd(total, shifted, y) - _dpbusd(constant(total.type, 0), constant(wide, 128), y)
     if lane() == "avx2":
-        magnitude = reinterpret(VecType(u8, x.type.lanes), absolute(x))
-        return dot_i16(total, pair_sums(magnitude, _with_sign_of(x, y)), constant(VecType(i16, x.type.lanes // 2), 1))
+        return dot_i16(total, pair_sums(x, y), constant(VecType(i16, x.type.lanes // 2), 1))
     return _dot_generic(total, x, y)
 
 
@@ -495,17 +498,19 @@ def dots(total: Value, pairs: Sequence[tuple[Value, Value]], largest: int) -> Va
 
 
 @unrolled
-def pair_sums(u: Value, s: Value) -> Value:
-    """u[2i] * s[2i] + u[2i+1] * s[2i+1] as i16; u (u8) holds 0..128, s i8, so a pair always fits."""
-    lanes = u.type.lanes
-    for needed, width, name in (("avx512bw", 64, "avx512.pmaddubs.w.512"), ("avx2", 32, "avx2.pmadd.ub.sw")):
-        if needed in features() and lanes % width == 0:
-            part_type = ir.VectorType(ir.IntType(16), width // 2)
-            pairs = zip(_split(u, width), _split(s, width), strict=True)
-            parts = [Value(VecType(i16, width // 2), _call(f"llvm.x86.{name}", part_type, [a.ir, b.ir])) for a, b in pairs]
-            return _joined(parts)
-    products = convert(VecType(i16, lanes), u) * convert(VecType(i16, lanes), s)
-    return shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
+def pair_sums(x: Value, s: Value) -> Value:
+    """x[2i] * s[2i] + x[2i+1] * s[2i+1] as i16; s is i8, x u8 in 0..128 or i8 in -127..127, so that a pair always fits."""
+    lanes = x.type.lanes
+    lowerings = (("avx512bw", 64, "avx512.pmaddubs.w.512"), ("avx2", 32, "avx2.pmadd.ub.sw"))
+    width, name = next(((width, name) for needed, width, name in lowerings if needed in features() and lanes % width == 0), (0, ""))
+    if not width:
+        products = convert(VecType(i16, lanes), x) * convert(VecType(i16, lanes), s)
+        return shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
+    if x.type.element == i8:
+        x, s = reinterpret(VecType(u8, lanes), absolute(x)), _with_sign_of(x, s)
+    kind = VecType(i16, width // 2)
+    pairs = zip(_split(x, width), _split(s, width), strict=True)
+    return _joined([Value(kind, _call(f"llvm.x86.{name}", llvm_type(kind), [a.ir, b.ir])) for a, b in pairs])
 
 
 @unrolled

@@ -49,6 +49,8 @@ from vllm_cpp.kernels.simd import (
     u8x16,
     u8x64,
     u16,
+    u16x8,
+    u32,
     unrolled,
     unsigned_form,
     zero,
@@ -111,7 +113,8 @@ def scale_quad(w: Value, offset: int, block_bytes: int) -> Value:
 
 def fifth_bits(w: Value, offset: int, block_bytes: int) -> tuple[Value, Value]:
     """16 where a value's bit is set in the u32 at `offset` of its block, for first and second halves."""
-    halves = [pack([load(u16, w + (offset + 2 * half + block_bytes * b)) for b in range(QUAD)]) for half in range(2)]
+    words = reinterpret(u16x8, pack([load(u32, w + (offset + block_bytes * b)) for b in range(QUAD)]))
+    halves = shuffle(words, [0, 2, 4, 6]), shuffle(words, [1, 3, 5, 7])
     first, second = (select(bit_mask(bits), constant(u8x64, 16), constant(u8x64, 0)) for bits in halves)
     return first, second
 

@@ -116,12 +116,13 @@ def dot(form: Form) -> Callable:
         for line in range(0, form.block_bytes, 64):
             prefetch(w + (AHEAD + line))
         unpacked, scales, minimums, weight_d = form.unpacked(w)
+        whole_range = form.signed and signed_offset() != 0  # the quants are u8 up to 255, too large for sums of 16 bits
         # LLVM would widen the scales after each shuffle instead of once before them
-        scales = opaque(convert(i32x16, scales) if form.signed else scales)
+        scales = opaque(convert(i32x16, scales) if whole_range else scales)
         whole = zero(i32x16)
         for j, q in enumerate(unpacked):
             act = load(i8x64, quants + 64 * j)
-            if form.signed:
+            if whole_range:
                 by_four = shuffle(scales, [4 * j + lane // 4 for lane in range(16)])
                 whole = whole + dots(zero(i32x16), [(q, act)], form.largest) * by_four
             else:
