@@ -1,8 +1,7 @@
 """How a kernel is compiled, cached on disk and called.
 
-Owns every numba option in the library, the shapes of compiled functions (see the four decorators), and the kernel cache: a folder keyed by
-the hash of all kernel sources, because numba's own cache does not notice an edit in an imported inner function. Must not know what any
-kernel computes.
+Owns every numba option in the library, the shapes of compiled functions (see the four decorators), and the kernel cache, whose files are
+named by the hash of the sources behind a kernel (`sources.py`). Must not know what any kernel computes.
 
 A decorated function is not compiled until its `.address` is asked for, so only the encodings a file holds cost anything. All four kinds are
 C functions over int64 (addresses in bytes, counts): they can be stored in a table and called from compiled code (`call_op` and its
@@ -27,24 +26,11 @@ from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 from vllm_cpp import env, log
+from vllm_cpp.kernels import sources
 
 # The one place that names numba options. numpy's error model: no Python exception can be raised from a kernel (division by zero is inf or
 # nan).
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
-
-# Appended to the cache folder's name; tests that force another SIMD lane set it so that lanes do not share compiled code.
-cache_salt = ""
-
-
-@lru_cache(maxsize=1)
-def sources_hash() -> str:
-    """Hash of every kernel source file, so that any edit makes a new cache folder."""
-    root = Path(__file__).resolve().parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)
@@ -68,19 +54,20 @@ def cache_root() -> Path:
 
 
 class _Locator(_CacheLocator):
-    """Places a kernel's cache files by the hash of all kernel sources, not by its own file's time stamp."""
+    """Names a kernel's cache files by the hash of all sources it is made from, not by its own file's time stamp."""
 
     def __init__(self, py_func: Callable[..., Any]):
         self._name = f"{py_func.__module__}.{py_func.__qualname__}"
+        self._sources = sources.hash_of(py_func.__module__)
 
     def get_cache_path(self) -> str:
-        return str(cache_root() / f"kernels-{sources_hash()}{cache_salt}")
+        return str(cache_root() / "kernels")
 
     def get_source_stamp(self) -> str:
-        return sources_hash()
+        return self._sources
 
     def get_disambiguator(self) -> str:
-        return hashlib.sha256(self._name.encode()).hexdigest()[:12]
+        return hashlib.sha256(f"{self._name} {self._sources}".encode()).hexdigest()[:16]
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator | None:  # noqa: ARG003 - numba passes both
