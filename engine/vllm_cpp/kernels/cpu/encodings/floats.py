@@ -18,8 +18,8 @@ from vllm_cpp.kernels.cpu.encodings.panel import AHEAD
 from vllm_cpp.kernels.simd import f32x16, fma, hsum, i64, load, minimum, prefetch, store, unrolled, zero
 from vllm_cpp.kernels.vectors import Value, features
 
-# Rows and activation rows a tile works on at once: all their sums stay in registers, 32 of 16 lanes or 16 of 8.
-TILE_ROWS, ACTS = (2, 4) if "avx512f" in features() else (1, 3)
+# Rows and activation rows a tile works on at once: all their sums stay in registers, of which there are 32 of 16 lanes or 16 of 8.
+TILE_ROWS, ACTS = (3, 4) if "avx512f" in features() else (1, 3)
 CELLS = [(a, r) for a in range(ACTS) for r in range(TILE_ROWS)]
 NEAR_BYTES = 1 << 18  # weights gone through for one group of activation rows before the next: they stay in the second cache level
 
