@@ -18,8 +18,9 @@ from vllm_cpp.kernels import simd
 from vllm_cpp.kernels.cpu.registry import NAMES
 from vllm_cpp.quants import ENCODINGS
 
-# One of each way that tiles lower: 16-bit sums of 8, 4 or 1 products, signed bytes, one scale or two, sub-blocks of 16 or 32, floats.
-TILES = ("F16", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q6_K", "IQ4_XS")
+# One of each way that tiles lower: 16-bit sums of 8, 4 or 1 products, signed bytes, one scale or two, sub-blocks of 16 or 32, floats,
+# halves of blocks.
+TILES = ("F16", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q6_K", "IQ4_XS", "NVFP4")
 N_ROWS, N_ACTS = 18, 5
 
 
@@ -69,7 +70,7 @@ def main(path: str, decode: bool) -> None:
     for encoding in NAMES:
         print(encoding, flush=True)
         kernels = importlib.import_module(f"vllm_cpp.kernels.cpu.encodings.{encoding.lower()}")
-        for k in {1: (70,), 32: (96, 160), 256: (512,)}[ENCODINGS[encoding].block_values]:
+        for k in {1: (70,), 32: (96, 160), 64: (64, 192), 128: (256,), 256: (512,)}[ENCODINGS[encoding].block_values]:
             w = weights(encoding, N_ROWS, k, rng)
             acts = [activation(encoding, rng.standard_normal(k).astype(np.float32)) for _ in range(N_ACTS)]
             memory = LastBytes(w)

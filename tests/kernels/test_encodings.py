@@ -14,7 +14,7 @@ from vllm_cpp.kernels.cpu.registry import NAMES, encoding_kernels
 from vllm_cpp.quants import ENCODINGS
 
 # Numbers of values a row: whole quads and blocks, one block, three, a quad and a bit; floats also what fills no vector.
-SIZES = {1: (1, 31, 100, 576), 32: (32, 96, 128, 160, 576), 256: (256, 768)}
+SIZES = {1: (1, 31, 100, 576), 32: (32, 96, 128, 160, 576), 64: (64, 128, 320), 128: (128, 384), 256: (256, 768)}
 
 
 def kernels_of(encoding):
@@ -40,6 +40,16 @@ def test_decode_is_exact(encoding):
         kernels_of(encoding).decode(memory.ctypes.data, k, out.ctypes.data)
         np.testing.assert_array_equal(out[:k], decode(encoding, rows[0]))
         assert out[k] == 7
+
+
+@pytest.mark.parametrize(("encoding", "n_scales", "last"), [("MXFP4", 1, 252), ("NVFP4", 4, 255)])
+def test_every_scale_byte_decodes(encoding, n_scales, last):
+    """Up to the last one whose values are finite."""
+    rows = weights(encoding, last + 1, ENCODINGS[encoding].block_values, np.random.default_rng(2))
+    rows[:, :n_scales] = np.arange(last + 1)[:, None]
+    out = np.zeros(len(rows) * ENCODINGS[encoding].block_values, np.float32)
+    kernels_of(encoding).decode(rows.ctypes.data, out.size, out.ctypes.data)
+    np.testing.assert_array_equal(out, decode(encoding, rows))
 
 
 @pytest.mark.parametrize("encoding", NAMES)
@@ -85,5 +95,5 @@ def test_registry_gives_the_addresses_of_an_encoding():
 
 
 def test_an_encoding_without_kernels_is_refused_by_name():
-    with pytest.raises(ModelLoadError, match=r"encoding IQ1_S has no CPU kernels.*Q4_K"):
-        encoding_kernels("IQ1_S")
+    with pytest.raises(ModelLoadError, match=r"encoding Q8_1 has no CPU kernels.*Q4_K"):
+        encoding_kernels("Q8_1")

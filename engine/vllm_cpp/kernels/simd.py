@@ -41,6 +41,7 @@ i16x8, i16x16, i16x32 = (VecType(i16, n) for n in (8, 16, 32))
 u16x4, u16x8, u16x16, u16x32 = (VecType(u16, n) for n in (4, 8, 16, 32))
 i32x4, i32x8, i32x16 = (VecType(i32, n) for n in (4, 8, 16))
 u32x4, u32x8, u32x16 = (VecType(u32, n) for n in (4, 8, 16))
+u64x8 = VecType(u64, 8)
 f32x4, f32x8, f32x16 = (VecType(f32, n) for n in (4, 8, 16))
 
 _VNNI_512 = "avx512vnni"

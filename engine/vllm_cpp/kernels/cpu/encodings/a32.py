@@ -70,13 +70,13 @@ CHAIN_BYTES = 2 * ACTS * ROWS * 4  # the kept sums of one chain
 
 @dataclass(frozen=True)
 class Form:
-    """How an encoding's blocks unpack. A value is d * (q - offset) + m; `largest` bounds every q.
+    """How an encoding's blocks unpack. A value is d * (q - offset) + m; `largest` bounds every q; four blocks are `quad_bytes` long.
 
     unpack(address of four blocks) -> (first, second, scales): bytes x64 with q of values 0..15 of each block and of values 16..31, u8, or
     i8 with `signed`; f32x4 with each block's d, or with `minimum` f32x8 with each d and then each m.
     """
 
-    block_bytes: int
+    quad_bytes: int
     unpack: Callable[[Value], tuple[Value, Value, Value]]
     largest: int = 127
     offset: int = 0
@@ -123,7 +123,7 @@ def dot(form: Form) -> Callable:
     """total + one quad of a weight row times one record: f32x4 (or x8: the m part in the upper half) of running sums by chain."""
 
     def quad_dot(total: Value, w: Value, act: Value) -> Value:
-        for line in range(0, QUAD * form.block_bytes, 64):
+        for line in range(0, form.quad_bytes, 64):
             prefetch(w + (AHEAD + line))
         first, second, scales = form.unpacked(w)
         t = dots(zero(i32x16), [(first, load(i8x64, act)), (second, load(i8x64, act + SECOND))], form.largest)
@@ -144,7 +144,7 @@ def stage(form: Form) -> Callable:
     """Unpack one quad of one row to the lines of a panel, and ask for the one `ahead` bytes later: the same row of the next panel."""
 
     def stage_quad(w: Value, ahead: Value, to: Value) -> None:
-        for line in range(0, QUAD * form.block_bytes, 64):
+        for line in range(0, form.quad_bytes, 64):
             prefetch(w + ahead + line, 2)
         first, second, scales = form.unpacked(w)
         for line, vector in enumerate((first, second, filled(scales))):
@@ -251,37 +251,37 @@ def padded(row, n_bytes):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
-def rows(quad_dot, kind, block_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+def rows(quad_dot, kind, quad_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
     """The row kernel of every form (see `jit.row_kernel`); `kind` is what `quad_dot` sums in."""
     blocks = k // BLOCK
-    last = (blocks - QUAD) * block_bytes
+    last = (blocks - QUAD) * quad_bytes // QUAD
     for r in range(n_rows):
         row = w + r * stride
         if last < 0:
-            row = padded(row, blocks * block_bytes)
+            row = padded(row, blocks * quad_bytes // QUAD)
         total = zero(kind)
         for q in range((blocks + QUAD - 1) // QUAD):
-            total = quad_dot(total, row + max(0, min(q * QUAD * block_bytes, last)), act + RECORD * q)
+            total = quad_dot(total, row + max(0, min(q * quad_bytes, last)), act + RECORD * q)
         store(out + 4 * r, hsum(total))
 
 
 @jit.inner
-def tile(stage, none, block, keep, total, block_bytes, w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
+def tile(stage, none, block, keep, total, quad_bytes, w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
     """The tile kernel of every form (see `jit.tile_kernel`); the first five are its `Tile`'s pieces."""
     staged = (scratch + 63) // 64 * 64
     chains = staged + STAGED_BYTES
     columns = chains + QUAD * CHAIN_BYTES
     blocks = k // BLOCK
     n_quads = (blocks + QUAD - 1) // QUAD
-    last = (blocks - QUAD) * block_bytes
+    last = (blocks - QUAD) * quad_bytes // QUAD
     for first in range(0, n_rows, ROWS):
         for q in range(n_quads):
             for group in range(0, ROWS, GROUP):
                 for i in range(GROUP):
                     row = w + min(first + group + i, n_rows - 1) * stride
                     if last < 0:
-                        row = padded(row, blocks * block_bytes)
-                    stage(row + max(0, min(q * QUAD * block_bytes, last)), ROWS * stride, staged + 64 * LINES * i)
+                        row = padded(row, blocks * quad_bytes // QUAD)
+                    stage(row + max(0, min(q * quad_bytes, last)), ROWS * stride, staged + 64 * LINES * i)
                 transpose_rows(staged, LINES, columns + COLUMN_BYTES * q + 4 * group)
         for a in range(0, n_acts, ACTS):
             a0 = load(i64, acts + 8 * a)

@@ -8,6 +8,7 @@ from vllm_cpp.kernels.simd import f32x4, i8x16
 from vllm_cpp.kernels.vectors import Value
 
 BLOCK_BYTES = 34
+QUAD_BYTES = a32.QUAD * BLOCK_BYTES
 
 
 def unpack(w: Value) -> tuple[Value, Value, Value]:
@@ -15,7 +16,7 @@ def unpack(w: Value) -> tuple[Value, Value, Value]:
     return first, second, a32.scale_quad(w, 0, BLOCK_BYTES)
 
 
-FORM = a32.Form(BLOCK_BYTES, unpack, signed=True)
+FORM = a32.Form(QUAD_BYTES, unpack, signed=True)
 dot, stage, values = a32.dot(FORM), a32.stage(FORM), a32.values(FORM)
 pieces = a32.Tile(FORM)
 none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
@@ -23,12 +24,12 @@ none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, f32x4, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    a32.rows(dot, f32x4, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel
 def tile(w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
-    a32.tile(stage, none, block, keep, total, BLOCK_BYTES, w, stride, n_rows, k, acts, n_acts, outs, scratch)
+    a32.tile(stage, none, block, keep, total, QUAD_BYTES, w, stride, n_rows, k, acts, n_acts, outs, scratch)
 
 
 @jit.decode_kernel

@@ -1,0 +1,121 @@
+"""NVFP4: 64 values a block: 4 scale bytes, one for every 16 values, then 4 x 8 bytes of 4 bits; a value is scale * LEVELS[q] / 2.
+
+A scale is an unsigned float of 4 bits of exponent and 3 of mantissa (UE4M3; 127 is its NaN and counts as 0, the top bit means nothing).
+The low halves of a run's 8 bytes are its first 8 values, the high halves the other 8. Having two scales for every 32 values, this form
+keeps two sums a block: of its first and of its second half, where forms with minimums keep those of values and minimums.
+"""
+
+from __future__ import annotations
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.encodings import a32, wide
+from vllm_cpp.kernels.cpu.encodings.a32 import QUAD, SCALES, SECOND
+from vllm_cpp.kernels.cpu.encodings.mxfp4 import OFFSET, levels
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES
+from vllm_cpp.kernels.simd import (
+    convert,
+    dots,
+    f32,
+    f32x4,
+    f32x8,
+    f32x16,
+    fma,
+    half_to_float,
+    i8x64,
+    i32,
+    i32x16,
+    join,
+    load,
+    pack,
+    prefetch,
+    reinterpret,
+    select,
+    shuffle,
+    splat,
+    u8x8,
+    u8x32,
+    u8x64,
+    u16x8,
+    u32,
+    u64x8,
+    unrolled,
+    zero,
+)
+from vllm_cpp.kernels.vectors import Value, constant
+
+BLOCK, BLOCK_BYTES = 64, 36
+QUAD_BYTES = 2 * BLOCK_BYTES
+LARGEST = 2 * OFFSET
+
+
+def unpack_two(w: Value, other: Value) -> tuple[Value, Value, Value]:
+    """Two blocks as a quad; the scales of the four first halves, then of the second."""
+    packed = join(load(u8x32, w + 4), load(u8x32, other + 4))
+    low, high = (reinterpret(u64x8, levels(index)) for index in (packed & 15, packed >> 4))
+    first, second = (shuffle(low, [i + half + 8 * side for i in range(0, 8, 2) for side in range(2)], high) for half in range(2))
+    codes = shuffle(reinterpret(u8x8, pack([load(u32, w), load(u32, other)])), [0, 2, 4, 6, 1, 3, 5, 7])
+    # as an f16 the code means 2 ** -8 times what it should, and the levels are doubled
+    scales = half_to_float(convert(u16x8, select(codes == 127, constant(u8x8, 0), codes & 127)) << 7) * 128.0
+    return reinterpret(u8x64, first), reinterpret(u8x64, second), scales
+
+
+def unpack(w: Value) -> tuple[Value, Value, Value]:
+    return unpack_two(w, w + BLOCK_BYTES)
+
+
+def products(q: Value, act: Value, total: Value) -> Value:
+    """total + the dots of bytes as they are held with activations, less what OFFSET added to them."""
+    return dots(total, [(q, act)], LARGEST) - dots(zero(i32x16), [(constant(u8x64, OFFSET), act)], LARGEST)
+
+
+@unrolled
+def dot(total: Value, w: Value, act: Value) -> Value:
+    """`a32.dot` with a sum for each half."""
+    for line in range(0, QUAD_BYTES, 64):
+        prefetch(w + (AHEAD + line))
+    first, second, scales = unpack(w)
+    x, y = (products(q, load(i8x64, act + at), zero(i32x16)) for q, at in ((first, 0), (second, SECOND)))
+    pairs = shuffle(x, range(0, 32, 2), y) + shuffle(x, range(1, 32, 2), y)
+    whole = shuffle(pairs, range(0, 16, 2)) + shuffle(pairs, range(1, 16, 2))
+    d = load(f32x4, act + SCALES)
+    return fma(convert(f32x8, whole), scales * join(d, d), total)
+
+
+class Tile(a32.Tile):
+    """`a32.Tile` with a sum for each half."""
+
+    def _block(self, sums: tuple[Value, ...], columns: Value, place: Value, *acts: Value) -> tuple[Value, ...]:
+        sums = list(sums)
+        for half in range(2):
+            words = [columns + (place * 4 + 16 * half + word) * WORD_BYTES for word in range(4)]
+            same = [[splat(i32x16, load(i32, act + place * 16 + (SECOND * half + 4 * word))) for word in range(4)] for act in acts]
+            same = [[reinterpret(i8x64, word) for word in words] for words in same]
+            weights = [[load(u8x64, word + 64 * g) for word in words] for g in range(ROWS // GROUP)]
+            offsets = [dots(zero(i32x16), [(constant(u8x64, OFFSET), word) for word in words], LARGEST) for words in same]
+            scales = [load(f32x16, columns + (32 + QUAD * half + place) * WORD_BYTES + 64 * g) for g in range(ROWS // GROUP)]
+            for i, (a, g) in enumerate(self.cells):
+                whole = dots(zero(i32x16), list(zip(weights[g], same[a], strict=True)), LARGEST) - offsets[a]
+                j = i + half * len(self.cells)
+                sums[j] = fma(convert(f32x16, whole), scales[g] * load(f32, acts[a] + SCALES + place * 4), sums[j])
+        return tuple(sums)
+
+
+FORM = a32.Form(QUAD_BYTES, unpack, largest=LARGEST, offset=OFFSET, minimum=True)
+stage, values = a32.stage(FORM), wide.values(lambda w: unpack_two(w, w), BLOCK, OFFSET)
+pieces = Tile(FORM)
+none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
+
+
+@jit.row_kernel
+def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    a32.rows(dot, f32x8, QUAD_BYTES, w, stride, n_rows, k, act, out)
+
+
+@jit.tile_kernel
+def tile(w, stride, n_rows, k, acts, n_acts, outs, scratch):  # type: ignore[no-untyped-def]
+    a32.tile(stage, none, block, keep, total, QUAD_BYTES, w, stride, n_rows, k, acts, n_acts, outs, scratch)
+
+
+@jit.decode_kernel
+def decode(w, k, out):  # type: ignore[no-untyped-def]
+    wide.decode(values, BLOCK, BLOCK_BYTES, w, k, out)
