@@ -29,7 +29,7 @@ with vllm_cpp.load("$(MOE)") as model:
 endef
 export HELLO
 
-.PHONY: help check demo test lint format bench lock clean distclean
+.PHONY: help check demo test lint format docs bench lock clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -86,6 +86,9 @@ lint: .venv/.installed ## ruff, and the floors of the house
 format: .venv/.made ## let ruff put the sources in shape
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+
+docs: .venv/.installed ## write the generated parts of docs/ again
+	@$(BIN)/python docs/generate.py
 
 bench: .venv/.installed $(MOE) ## tokens per second, beside llama.cpp with PEER=path/to/llama-bench
 	@$(BIN)/python -m benchmarks.decode $(MOE) $(if $(PEER),--peer $(PEER))

@@ -93,7 +93,7 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
         config = None if params.tokenizer_config_path is None else read_tokenizer_config(params.tokenizer_config_path)
         tokenizer = Tokenizer.from_gguf(model, config)
         chat_template = ChatTemplate.from_gguf(model, config)
-        offload.freeze_expert_stream(residency.expert_stream)
+        residency = offload.decide(document, residency)
         progress(_BUILDING, 0.0)
         runner = _WithItsFile(models.load(model, params, residency, progress), model, residency, device)
     except BaseException:

@@ -7,7 +7,18 @@ import threading
 import pytest
 
 from vllm_cpp import env, log
-from vllm_cpp.config.offload import Override, Residency, freeze_expert_stream, freeze_geometry, install, installed, parse, preview, resolve
+from vllm_cpp.config.offload import (
+    Override,
+    Residency,
+    decide,
+    freeze_expert_stream,
+    freeze_geometry,
+    install,
+    installed,
+    parse,
+    preview,
+    resolve,
+)
 from vllm_cpp.config.offload.install import reset
 from vllm_cpp.errors import ModelLoadError
 
@@ -192,10 +203,15 @@ class TestFreeze:
 
     def test_the_first_use_decides_for_good(self):
         freeze_expert_stream(False)
-        freeze_expert_stream(False)
-        with pytest.raises(ModelLoadError, match="in force: expert_stream=off"):
-            freeze_expert_stream(True)  # installed before the first one was loaded, and loaded after it
+        freeze_expert_stream(True)
         assert resolve().expert_stream is False
+
+    def test_a_model_that_was_overtaken_goes_along_unless_its_document_asked(self):
+        asked = Residency(expert_stream=True)
+        freeze_expert_stream(False)
+        assert decide(document(mmap={"enabled": True}), asked).expert_stream is False
+        with pytest.raises(ModelLoadError, match="in force: expert_stream=off"):
+            decide(document(expert_stream={"enabled": True}), asked)
 
     def test_a_document_that_the_environment_overrules_is_no_change(self, monkeypatch):
         freeze_expert_stream(False)

@@ -8,7 +8,7 @@ environment > document > default.
 """
 
 from .document import OffloadDocument, Override, ResidencyRequest
-from .install import freeze_expert_stream, freeze_geometry, install, installed, preview, resolve
+from .install import decide, freeze_expert_stream, freeze_geometry, install, installed, preview, resolve
 from .parse import parse
 from .resolve import Residency
 from .shorthand import SHORTHANDS, desugar
@@ -21,6 +21,7 @@ __all__ = [
     "Residency",
     "ResidencyRequest",
     "WeightOffload",
+    "decide",
     "desugar",
     "freeze_expert_stream",
     "freeze_geometry",

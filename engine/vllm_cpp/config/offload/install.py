@@ -59,16 +59,22 @@ def resolve() -> Residency:
         return _with_decisions(resolved(_state.request))
 
 
-def freeze_expert_stream(on: bool) -> None:
-    """A model is about to use the decision whether experts are streamed; the first one decides for the process.
+def decide(document: OffloadDocument, residency: Residency) -> Residency:
+    """A model is about to use what `install` answered for its document; the first one decides for the process whether experts are streamed.
 
-    Refused where another model, loaded meanwhile, decided otherwise.
+    Where another model, loaded meanwhile, decided otherwise, a document that asked for this is refused, and one that did not goes along.
     """
+    with _lock:
+        freeze_expert_stream(residency.expert_stream)
+        _refuse_frozen(document.residency)
+        return _with_decisions(residency)
+
+
+def freeze_expert_stream(on: bool) -> None:
+    """Whether experts are streamed was used; the first use decides."""
     with _lock:
         if _state.expert_stream is None:
             _state.expert_stream = on
-        if _state.expert_stream is not on:
-            raise _frozen("expert_stream", _state.expert_stream)
 
 
 def freeze_geometry(slots: int, slot_bytes: int) -> None:
