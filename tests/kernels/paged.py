@@ -1,7 +1,7 @@
 """A step's fixed buffers, for tests of the operations that read and write the paged KV cache.
 
-Owns block tables (shuffled, so that neighbouring blocks of a sequence never lie side by side by luck), the KV buffers of one layer and
-the step record. Must not know the operations.
+Owns block tables (shuffled, so that neighbouring blocks of a sequence never lie side by side by luck), the KV buffers of one layer, naive
+reading and writing of them, and the step record. Must not know the operations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,18 @@ MAX_TOKENS = 256
 
 def address(array: np.ndarray | None) -> int:
     return 0 if array is None else array.ctypes.data
+
+
+def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of float32 as int8 and a float16 scale for each 32: largest magnitude to 127, ties to even, as ggml rounds Q8_0."""
+    quants, scales = [], []
+    for first in range(0, x.shape[-1], 32):
+        part = x[..., first : first + 32]
+        largest = np.abs(part).max(-1, keepdims=True)
+        factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+        quants.append(np.rint(part * factor).astype(np.int8))
+        scales.append((largest / np.float32(127)).astype(np.float16))
+    return np.concatenate(quants, -1), np.concatenate(scales, -1)
 
 
 def run(ops, record: np.ndarray, nth: int = 1) -> None:
@@ -33,9 +45,10 @@ class Paged:
         for seq, n in enumerate(blocks):
             self.block_tables[seq, :n], order = order[:n], order[n:]
         self.k_cache, self.v_cache = layout.allocate(sum(blocks) + 3)
-        # what was never written must not matter, not even when it is not a number
-        self.k_cache[:] = np.nan
-        self.v_cache[..., : layout.head_dim] = np.nan
+        # what was never written must not matter, not even when it is not a number (as an f16 scale of only ones is not)
+        k, v = self._views()
+        for part in (k, v[..., : layout.head_dim], *self._scales()):
+            part[:] = -1 if part.dtype == np.int8 else np.nan
         self.count = np.zeros(1, np.int64)
         self.positions, self.seqs = np.zeros(MAX_TOKENS, np.int32), np.zeros(MAX_TOKENS, np.int32)
 
@@ -47,18 +60,45 @@ class Paged:
     def slot(self, seq: int, position: int) -> tuple[int, int]:
         return int(self.block_tables[seq, position // self.layout.block_size]), position % self.layout.block_size
 
+    def _views(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of K [block, kv head, d, slot] and V [block, kv head, slot, row], without their scales."""
+        if self.layout.dtype != "q8_0":
+            return self.k_cache, self.v_cache
+        d, size, row = self.layout.head_dim, self.layout.block_size, self.layout.value_row
+        k, v = self.k_cache[..., : d * size], self.v_cache[..., : row * size]
+        return k.view(np.int8).reshape(*k.shape[:2], d, size), v.view(np.int8).reshape(*v.shape[:2], size, row)
+
+    def _scales(self) -> tuple[np.ndarray, ...]:
+        """The scales of K [block, kv head, group, slot] and V [block, kv head, slot, group]; nothing where there are none."""
+        if self.layout.dtype != "q8_0":
+            return ()
+        d, size, row, groups = self.layout.head_dim, self.layout.block_size, self.layout.value_row, self.layout.scale_groups
+        k, v = self.k_cache[..., d * size :].view(np.float16), self.v_cache[..., row * size :].view(np.float16)
+        return k.reshape(*k.shape[:2], groups, size), v.reshape(*v.shape[:2], size, groups)
+
     def write(self, seq: int, position: int, k: np.ndarray, v: np.ndarray) -> None:
         """k, v [kv heads, d] of one token."""
         block, slot = self.slot(seq, position)
-        self.k_cache[block, :, :, slot] = k
-        self.v_cache[block, :, slot, : self.layout.head_dim] = v
+        (keys, values), d = self._views(), self.layout.head_dim
+        if self.layout.dtype == "q8_0":
+            k_scales, v_scales = self._scales()
+            k, k_scales[block, :, :, slot] = quantized(np.asarray(k, np.float32))
+            v, v_scales[block, :, slot] = quantized(np.asarray(v, np.float32))
+        keys[block, :, :, slot] = k
+        values[block, :, slot, :d] = v
 
     def read(self, seq: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         """k, v [n, kv heads, d] of a sequence's first n tokens."""
+        (keys, values), d = self._views(), self.layout.head_dim
         places = [self.slot(seq, position) for position in range(n)]
+        k = np.array([keys[block, :, :, slot] for block, slot in places])
+        v = np.array([values[block, :, slot, :d] for block, slot in places])
+        if self.layout.dtype != "q8_0":
+            return k, v
+        k_scales, v_scales = self._scales()
         return (
-            np.array([self.k_cache[block, :, :, slot] for block, slot in places]),
-            np.array([self.v_cache[block, :, slot, : self.layout.head_dim] for block, slot in places]),
+            k * np.repeat(np.array([k_scales[block, :, :, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
+            v * np.repeat(np.array([v_scales[block, :, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
         )
 
     def fields(self) -> dict[str, int]:

@@ -15,8 +15,6 @@ from vllm_cpp.kernels.records import pack
 
 GUARD = 64  # entries behind each buffer that nobody may write
 
-PRODUCTS = {"f16": panel.product_f16, "f32": panel.product_f32}
-
 
 class Attention:
     """Random queries, keys and values of some sequences, and the operations set up over them."""
@@ -46,7 +44,9 @@ class Attention:
             attention.ATTENTION_FIELDS,
             plan=address(self.plan), max_items=max_items, q=address(self.q), q_stride=self.q.strides[0], out=address(self.out),
             out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale),
-            product_fn=PRODUCTS[dtype].address, kv_itemsize=self.paged.layout.itemsize, chunk_tokens=chunk_tokens,
+            k_product_fn=panel.PRODUCTS[dtype][0].address, v_product_fn=panel.PRODUCTS[dtype][1].address,
+            k_bytes=self.paged.layout.k_bytes, k_stride=self.paged.layout.k_stride, v_bytes=self.paged.layout.v_bytes,
+            v_stride=self.paged.layout.v_stride, chunk_tokens=chunk_tokens,
             partials=address(self.partials), scratch=address(self.scratch), scratch_stride=stride, **self.paged.fields(),
         )  # fmt: skip
 
@@ -94,6 +94,10 @@ def close(found, expected):
         (6, 2, 40, 16, "f16"),
         (7, 7, 8, 64, "f16"),
         (14, 2, 64, 32, "f32"),
+        (9, 3, 64, 32, "q8_0"),
+        (8, 1, 128, 48, "q8_0"),
+        (6, 2, 40, 16, "q8_0"),
+        (7, 7, 8, 64, "q8_0"),
     ],
 )
 def test_agrees_with_plain_softmax(heads, kv_heads, d, block_size, dtype):
@@ -118,7 +122,8 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "d", "block_size", "dtype"), [(9, 3, 64, 32, "f16"), (6, 2, 40, 16, "f16"), (14, 2, 64, 32, "f32")]
+    ("heads", "kv_heads", "d", "block_size", "dtype"),
+    [(9, 3, 64, 32, "f16"), (6, 2, 40, 16, "f16"), (14, 2, 64, 32, "f32"), (9, 3, 64, 32, "q8_0"), (6, 2, 40, 48, "q8_0")],
 )
 def test_bits_do_not_depend_on_how_a_prompt_is_cut(heads, kv_heads, d, block_size, dtype):
     a = Attention([150], heads, kv_heads, d, block_size, dtype)
@@ -129,9 +134,21 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(heads, kv_heads, d, block_siz
         assert same(a.in_steps(rng.integers(1, 70, 40).tolist(), nth=nth), one_by_one)
 
 
-def test_bits_do_not_depend_on_sharing_chunks_out():
-    shared = Attention([1100], heads=4, kv_heads=2, d=16)
-    alone = Attention([1100], heads=4, kv_heads=2, d=16, n_slots=0)
+def test_q8_0_is_exact_but_for_the_rounding_of_keys_and_values():
+    """The products over int8 panels give the bits that the f32 products give over the numbers the panels mean."""
+    a, b = (Attention([300, 40], heads=6, kv_heads=2, d=96, dtype=dtype) for dtype in ("q8_0", "f32"))
+    for seq, n in enumerate(a.contexts):
+        keys, values = a.paged.read(seq, n)
+        for position in range(n):
+            b.paged.write(seq, position, keys[position], values[position])
+    tokens = [(0, p) for p in range(280, 300)] + [(1, 39)]
+    assert same(a.step(tokens), b.step(tokens))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+def test_bits_do_not_depend_on_sharing_chunks_out(dtype):
+    shared = Attention([1100], heads=4, kv_heads=2, d=16, dtype=dtype)
+    alone = Attention([1100], heads=4, kv_heads=2, d=16, dtype=dtype, n_slots=0)
     expected = alone.in_steps([200])
     assert alone.plan[1] == 0
     for cuts, nth in (([1], 1), ([7], 3), ([3, 8, 5], 5)):

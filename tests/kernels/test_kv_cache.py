@@ -7,20 +7,30 @@ import pytest
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 
 
-@pytest.mark.parametrize(("d", "dtype", "itemsize", "row"), [(64, "f16", 2, 64), (40, "f16", 2, 48), (128, "f32", 4, 128)])
-def test_buffers(d, dtype, itemsize, row):
+@pytest.mark.parametrize(
+    ("d", "dtype", "k_shape", "v_shape", "k_stride", "v_stride"),
+    [
+        (64, "f16", (64, 32), (32, 64), 64, 128),
+        (40, "f16", (40, 32), (32, 48), 64, 96),
+        (128, "f32", (128, 32), (32, 128), 128, 512),
+        (64, "q8_0", (66 * 32 + 2 * 32,), (32 * 68,), 32, 64),
+        (40, "q8_0", (40 * 32 + 2 * 32 * 2,), (32 * (48 + 2 * 2),), 32, 48),
+    ],
+)
+def test_buffers(d, dtype, k_shape, v_shape, k_stride, v_stride):
     layout = KvLayout(3, d, 32, dtype)
     k, v = layout.allocate(5)
-    assert k.shape == (5, 3, d, 32)
-    assert v.shape == (5, 3, 32, row)
-    assert layout.itemsize == k.itemsize == v.itemsize == itemsize
+    assert k.shape == (5, 3, *k_shape)
+    assert v.shape == (5, 3, *v_shape)
+    assert (layout.k_bytes, layout.v_bytes) == (k[0, 0].nbytes, v[0, 0].nbytes)
+    assert (layout.k_stride, layout.v_stride) == (k_stride, v_stride)
     assert 5 * layout.block_bytes == k.nbytes + v.nbytes
     assert not k.any()
     assert k.ctypes.data % 64 == v.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize(
-    ("block_size", "dtype", "said"), [(24, "f16", "block_size is 24"), (0, "f16", "block_size is 0"), (32, "q8_0", "KV dtype is 'q8_0'")]
+    ("block_size", "dtype", "said"), [(24, "f16", "block_size is 24"), (0, "f16", "block_size is 0"), (32, "q4_0", "KV dtype is 'q4_0'")]
 )
 def test_refusals(block_size, dtype, said):
     with pytest.raises(ValueError, match=said):

@@ -68,7 +68,8 @@ def turn(heads, kv_heads, d, half, layout, norm, dtype="f16", nth=1):
         count=address(paged.count), q=address(q), q_stride=q.strides[0], k=address(k), k_stride=k.strides[0], v=address(v),
         v_stride=v.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, layout=layout, half=half, table=address(table),
         table_stride=table.strides[0], q_norm=address(weights[0]), k_norm=address(weights[1]), eps=EPS,
-        positions=address(paged.positions), seqs=address(paged.seqs), kv_itemsize=paged.layout.itemsize, **paged.fields(),
+        positions=address(paged.positions), seqs=address(paged.seqs), kv_format=paged.layout.kv_format, k_bytes=paged.layout.k_bytes,
+        v_bytes=paged.layout.v_bytes, **paged.fields(),
     )  # fmt: skip
     run([rope.rope_table], table_record, nth)
     run([rope.rope_store], record, nth)
@@ -78,7 +79,14 @@ def turn(heads, kv_heads, d, half, layout, norm, dtype="f16", nth=1):
 @pytest.mark.parametrize("layout", [rope.NEOX, rope.NEIGHBOURS])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "d", "half", "norm", "dtype"),
-    [(6, 2, 64, 32, False, "f16"), (4, 4, 128, 32, True, "f16"), (3, 1, 40, 20, True, "f32"), (2, 2, 24, 6, False, "f32")],
+    [
+        (6, 2, 64, 32, False, "f16"),
+        (4, 4, 128, 32, True, "f16"),
+        (3, 1, 40, 20, True, "f32"),
+        (2, 2, 24, 6, False, "f32"),
+        (6, 2, 64, 32, False, "q8_0"),
+        (3, 1, 40, 20, True, "q8_0"),
+    ],
 )
 def test_turned_and_stored(layout, heads, kv_heads, d, half, norm, dtype):
     paged, tokens, (q, k, v), before, weights, (angles, magnitude) = turn(heads, kv_heads, d, half, layout, norm, dtype, nth=3)
@@ -90,14 +98,12 @@ def test_turned_and_stored(layout, heads, kv_heads, d, half, norm, dtype):
         assert np.abs(found[:, : n_heads * d].reshape(n, n_heads, d) - expected).max() <= 2e-6 * np.abs(expected).max()
         assert np.array_equal(found[:, n_heads * d :], given[:, n_heads * d :])
     assert np.array_equal(v, before[2])
-    stored = paged.k_cache.dtype
-    written = np.zeros(paged.k_cache.shape, bool)
+    naive = Paged(paged.layout, [40, 5000], np.random.default_rng(9))
     for t, (seq, position) in enumerate(tokens):
-        block, slot = paged.slot(seq, position)
-        assert np.array_equal(paged.k_cache[block, :, :, slot], k[t].reshape(kv_heads, d).astype(stored))
-        assert np.array_equal(paged.v_cache[block, :, slot, :d], v[t, : kv_heads * d].reshape(kv_heads, d).astype(stored))
-        written[block, :, :, slot] = True
-    assert np.isnan(paged.k_cache[~written]).all()
+        naive.write(seq, position, k[t].reshape(kv_heads, d), v[t, : kv_heads * d].reshape(kv_heads, d))
+    # every byte, those of places that no token has among them
+    assert np.array_equal(paged.k_cache.view(np.uint8), naive.k_cache.view(np.uint8))
+    assert np.array_equal(paged.v_cache.view(np.uint8), naive.v_cache.view(np.uint8))
 
 
 @pytest.mark.parametrize("layout", [rope.NEOX, rope.NEIGHBOURS])

@@ -36,14 +36,15 @@ ATTENTION_FIELDS = (
     "n_heads", "n_kv_heads", "head_dim",
     "scale",  # float scores are multiplied by
     "k_cache", "v_cache", "block_size",  # the layer's KV buffers (kv_cache.py)
-    "kv_itemsize", "product_fn",  # bytes of one number there; address of panel.product_f16 or product_f32
+    "k_bytes", "k_stride", "v_bytes", "v_stride",  # bytes of a panel there, and from one of its rows to the next
+    "k_product_fn", "v_product_fn",  # addresses of panel.PRODUCTS
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
     "chunk_tokens",
     "partials",  # n_slots * partial_bytes(n_heads, head_dim)
     "scratch", "scratch_stride",  # per thread: scratch_bytes(n_heads, n_kv_heads, head_dim, block_size)
 )  # fmt: skip
 (_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE,
- _KV_ITEMSIZE, _PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH,
+ _K_BYTES, _K_STRIDE, _V_BYTES, _V_STRIDE, _K_PRODUCT_FN, _V_PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH,
  _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
@@ -226,7 +227,8 @@ def _finish(total, stats, out, head_dim):  # type: ignore[no-untyped-def]
 @jit.op
 def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     """Attention of this thread's share of the plan's items."""
-    product, itemsize = field(args, _PRODUCT_FN), field(args, _KV_ITEMSIZE)
+    k_product, k_bytes, k_stride = field(args, _K_PRODUCT_FN), field(args, _K_BYTES), field(args, _K_STRIDE)
+    v_product, v_bytes, v_stride = field(args, _V_PRODUCT_FN), field(args, _V_BYTES), field(args, _V_STRIDE)
     n_heads, n_kv_heads, head_dim, block_size = (
         field(args, _N_HEADS),
         field(args, _N_KV_HEADS),
@@ -235,7 +237,6 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     )
     plan, n_items = field(args, _PLAN), index(field(args, _PLAN), _N_ITEMS)
     group, row, chunk_blocks = n_heads // n_kv_heads, _whole(head_dim), field(args, _CHUNK_TOKENS) // block_size
-    k_bytes, v_bytes = itemsize * head_dim * block_size, itemsize * block_size * row
     k_cache, v_cache, scale = field(args, _K_CACHE), field(args, _V_CACHE), number(args, _SCALE)
     span_blocks = min(max(1, SPAN_VALUES // (head_dim * block_size)), chunk_blocks)
     score_row = 4 * span_blocks * block_size
@@ -279,17 +280,19 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
                     place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
                     keys, values = k_cache + place * k_bytes, v_cache + place * v_bytes
                     call_product(
-                        product, queries, 4 * row, padded, keys, itemsize * block_size, head_dim,
-                        scores + 4 * column, score_row, min(block_size, columns - column), 0, values,
+                        k_product, queries, 4 * row, padded, keys, k_stride, head_dim,
+                        scores + 4 * column, score_row, min(block_size, columns - column), 0, values, keys + k_stride * head_dim,
                     )  # fmt: skip
                 _weigh(scores, score_row, columns, n_rows, group, position + 1 - start * block_size, largest, factors, lane_weights)
                 for block in range(start, stop):
                     place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
+                    values = v_cache + place * v_bytes
                     ahead = index(table, min(block + span_blocks, last // block_size)) * n_kv_heads + kv_head
                     multipliers = ones if block > start else factors if start > first_block else 0
                     call_product(
-                        product, scores + 4 * column, score_row, padded, v_cache + place * v_bytes, itemsize * row,
+                        v_product, scores + 4 * column, score_row, padded, values, v_stride,
                         min(block_size, seen - column), sums, 4 * row, row, multipliers, k_cache + ahead * k_bytes,
+                        values + v_stride * block_size,
                     )  # fmt: skip
             for r in range(n_rows):
                 weight = simd.hsum(simd.load(f32x16, lane_weights + 4 * LANES * r))

@@ -12,9 +12,11 @@ import numpy as np
 from numba import types
 
 from vllm_cpp.kernels import jit, simd
+from vllm_cpp.kernels.cpu import kv_cache
 from vllm_cpp.kernels.cpu.fields import field, index, number, share
+from vllm_cpp.kernels.cpu.kv_cache import GROUP
 from vllm_cpp.kernels.cpu.norm import norm_row
-from vllm_cpp.kernels.simd import f32, f32x8, f32x16
+from vllm_cpp.kernels.simd import f32, f32x8, f32x16, i8, i32
 from vllm_cpp.kernels.vectors import Value, unrolled
 
 LANES = 16
@@ -41,12 +43,13 @@ ROPE_STORE_FIELDS = (
     "layout", "half",  # NEOX or NEIGHBOURS; half = rot / 2 pairs turn, the rest of a head passes through
     "table", "table_stride",  # of rope_table
     "q_norm", "k_norm", "eps",  # f32[head_dim] weights of a norm a head, before turning, or 0; float
-    "k_cache", "v_cache", "block_size", "kv_itemsize",  # the layer's KV buffers (kv_cache.py); bytes of one number there, 2 or 4
+    "k_cache", "v_cache", "block_size", "kv_format",  # the layer's KV buffers (kv_cache.py), and what they hold: kv_cache.FORMATS
+    "k_bytes", "v_bytes",  # bytes of a panel there
     "positions", "seqs",  # i32[n_tokens]: position of a token, row of its sequence in block_tables
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
 )  # fmt: skip
 (_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE,
- _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_ITEMSIZE, _POSITIONS, _SEQS, _BLOCK_TABLES,
+ _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_FORMAT, _K_BYTES, _V_BYTES, _POSITIONS, _SEQS, _BLOCK_TABLES,
  _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
 
 
@@ -133,9 +136,9 @@ def _turn(x, table, half, layout):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
-def _store_values(x, n, to, step, itemsize):  # type: ignore[no-untyped-def]
-    """n f32 values to the cache, `step` bytes apart there."""
-    if itemsize == 4:
+def _store_floats(x, n, to, step, item_bytes):  # type: ignore[no-untyped-def]
+    """n f32 values to the cache, as f16 or f32, `step` bytes apart there."""
+    if item_bytes == 4:
         for i in range(n):
             simd.store(to + step * i, simd.load(f32, x + 4 * i))
         return
@@ -146,13 +149,30 @@ def _store_values(x, n, to, step, itemsize):  # type: ignore[no-untyped-def]
         simd.store_half(to + step * i, simd.load(f32, x + 4 * i))
 
 
+@jit.inner
+def _store_bytes(x, n, to, step, scales, scale_step):  # type: ignore[no-untyped-def]
+    """n f32 values to the cache as q8_0, `step` bytes apart there; a scale for each 32, `scale_step` bytes apart. Rounded as ggml does."""
+    for first in range(0, n, GROUP):
+        last = min(n, first + GROUP)
+        largest = f32(0)
+        for i in range(first, last):
+            largest = simd.maximum(simd.absolute(simd.load(f32, x + 4 * i)), largest)
+        factor = f32(127) / largest if largest > 0 else f32(0)
+        for i in range(first, last):
+            simd.store(to + step * i, simd.convert(i8, simd.convert(i32, simd.nearest(simd.load(f32, x + 4 * i) * factor))))
+        simd.store_half(scales + first // GROUP * scale_step, largest / f32(127))
+
+
 @jit.op
 def rope_store(args, tid, nth):  # type: ignore[no-untyped-def]
     """Norm heads (where weights are given), turn q and k in place, store k and v in their block. Shared out by (token, KV head)."""
     n_kv_heads, head_dim, half, layout = field(args, _N_KV_HEADS), field(args, _HEAD_DIM), field(args, _HALF), field(args, _LAYOUT)
-    block_size, itemsize, eps = field(args, _BLOCK_SIZE), field(args, _KV_ITEMSIZE), number(args, _EPS)
+    block_size, kv_format, eps = field(args, _BLOCK_SIZE), field(args, _KV_FORMAT), number(args, _EPS)
+    k_bytes, v_bytes = field(args, _K_BYTES), field(args, _V_BYTES)
     q_norm, k_norm = field(args, _Q_NORM), field(args, _K_NORM)
     group, value_row = field(args, _N_HEADS) // n_kv_heads, (head_dim + LANES - 1) & -LANES
+    groups = (head_dim + GROUP - 1) // GROUP
+    item_bytes = 4 if kv_format == kv_cache.F32 else 2
     units = field(field(args, _COUNT), 0) * n_kv_heads
     for unit in range(share(units, 1, tid, nth), share(units, 1, tid + 1, nth)):
         t, kv_head = unit // n_kv_heads, unit % n_kv_heads
@@ -169,7 +189,12 @@ def rope_store(args, tid, nth):  # type: ignore[no-untyped-def]
         position = index(field(args, _POSITIONS), t)
         blocks = field(args, _BLOCK_TABLES) + index(field(args, _SEQS), t) * field(args, _BLOCK_TABLES_STRIDE)
         place, slot = index(blocks, position // block_size) * n_kv_heads + kv_head, position % block_size
-        keys = field(args, _K_CACHE) + itemsize * (place * head_dim * block_size + slot)
-        values = field(args, _V_CACHE) + itemsize * (place * block_size + slot) * value_row
-        _store_values(k, head_dim, keys, itemsize * block_size, itemsize)
-        _store_values(v, head_dim, values, itemsize, itemsize)
+        keys, values = field(args, _K_CACHE) + place * k_bytes, field(args, _V_CACHE) + place * v_bytes
+        if kv_format == kv_cache.Q8_0:
+            scales = keys + block_size * head_dim + 2 * slot
+            _store_bytes(k, head_dim, keys + slot, block_size, scales, 2 * block_size)
+            scales = values + block_size * value_row + 2 * groups * slot
+            _store_bytes(v, head_dim, values + slot * value_row, 1, scales, 2)
+        else:
+            _store_floats(k, head_dim, keys + item_bytes * slot, item_bytes * block_size, item_bytes)
+            _store_floats(v, head_dim, values + item_bytes * slot * value_row, item_bytes, item_bytes)
