@@ -223,6 +223,14 @@ def atomic_store(address: Any, value: Any) -> None:
 
 
 @unrolled
+def atomic_replace(address: Any, old: Any, new: Any) -> Value:
+    """Store `new` (int64) if `old` stands there; whether it did. Acquires and releases."""
+    b = builder()
+    pair = b.cmpxchg(_pointer(address, ir.IntType(64)), coerce(old, i64).ir, coerce(new, i64).ir, "acq_rel", "acquire")
+    return Value(types.boolean, b.extract_value(pair, 1))
+
+
+@unrolled
 def pause() -> None:
     """Tell the core that this is a spin loop."""
     if "sse2" in features():
@@ -568,11 +576,16 @@ def _dpbusd(total: Value, u: Value, s: Value) -> Value:
 
 def _dot_generic(total: Value, x: Value, y: Value) -> Value:
     lanes = x.type.lanes
+    if "dotprod" in features():
+        # aarch64: one sdot for each 128 bits (u never passes 127, so both sides may be signed); elsewhere LLVM lowers this reduction badly
+        wide, kind = VecType(i32, 16), VecType(i32, 4)
+        signed = [reinterpret(VecType(i8, lanes), v) for v in (x, y)]
+        parts = []
+        for t, a, b in zip(_split(total, 4), *(_split(v, 16) for v in signed), strict=True):
+            products = convert(wide, a) * convert(wide, b)
+            parts.append(Value(kind, _call("llvm.vector.partial.reduce.add.v4i32.v16i32", llvm_type(kind), [t.ir, products.ir])))
+        return _joined(parts)
     wide = VecType(i32, lanes)
     products = convert(wide, x) * convert(wide, y)
-    if "dotprod" in features():
-        # aarch64: one sdot or usdot; elsewhere LLVM lowers this reduction badly
-        name = f"llvm.vector.partial.reduce.add.v{lanes // 4}i32.v{lanes}i32"
-        return Value(total.type, _call(name, total.ir.type, [total.ir, products.ir]))
     quarters = [shuffle(products, range(i, lanes, 4)) for i in range(4)]
     return total + ((quarters[0] + quarters[1]) + (quarters[2] + quarters[3]))
