@@ -78,7 +78,7 @@ def read_trace(path: Path) -> Trace:
 
 def replay(trace: Trace, n_slots: int, policy: str) -> float:
     """Hit rate of the store."""
-    store = SlotStore(n_slots, SLICE_BYTES, policy, direct=False)
+    store = SlotStore(n_slots, SLICE_BYTES, policy)
     with Path("/dev/null").open("rb") as nothing:
         source = [
             [
@@ -87,7 +87,7 @@ def replay(trace: Trace, n_slots: int, policy: str) -> float:
             ]
             for il in range(trace.num_layers)
         ]
-        model = store.open_model(source)
+        model = store.open_model(source, direct=False)
     offsets, counts = aligned_zeros(trace.num_experts + 1, np.int32), aligned_zeros(2, np.int64)
     visit = Visit(store, trace.num_experts)
     where = {"offsets": offsets.ctypes.data, "tokens": counts.ctypes.data, "seqs": counts.ctypes.data + 8, "mapped": [0] * TOWERS}

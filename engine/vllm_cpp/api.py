@@ -26,6 +26,7 @@ from vllm_cpp.config.engine import EngineParams
 from vllm_cpp.config.sampling import FIELD_NAMES, SamplingParams
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, ModelLoadError, VllmError
 from vllm_cpp.residency import devices
+from vllm_cpp.residency import statistics as _registers_its_exit_handler  # noqa: F401 - before core does, and so runs after it
 
 if TYPE_CHECKING:
     from vllm_cpp.core import Engine
@@ -305,8 +306,10 @@ class LLM:
     # the engine
 
     def stats(self) -> dict[str, Any]:
-        """Counts since loading, and how full the engine is now."""
-        return self._open().stats()
+        """Counts since loading, and how full the engine is now. `expert_stream` is None unless this model's experts are streamed; then it
+        has what the process's slot store counted, for all its engines."""
+        stats = self._open().stats()
+        return {**stats, "expert_stream": stats["runner"].pop("expert_stream", None)}
 
     def close(self) -> None:
         """End what runs and give everything back. Safe to call twice."""

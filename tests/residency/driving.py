@@ -35,9 +35,9 @@ def sources(
 class Engine:
     """One engine's way through the layers of its model."""
 
-    def __init__(self, store: SlotStore, layers: list[list[TowerSource]], mapped: int = 0) -> None:
+    def __init__(self, store: SlotStore, layers: list[list[TowerSource]], mapped: int = 0, *, direct: bool = False) -> None:
         self.store = store
-        self.model = store.open_model(layers)
+        self.model = store.open_model(layers, direct=direct)
         n_experts = layers[0][0].n_experts
         self.visit = Visit(store, n_experts)
         self._offsets = aligned_zeros(n_experts + 1, np.int32)

@@ -35,9 +35,9 @@ class Reading:
     """A store with lanes, and an engine on a file."""
 
     def __init__(self, path: Path | str, n_slots: int, *, direct: bool, lanes: int = 2) -> None:
-        self.store = SlotStore(n_slots, SLICE_BYTES, direct=direct)
+        self.store = SlotStore(n_slots, SLICE_BYTES)
         self.lanes = Lanes(self.store, lanes)
-        self.engine = Engine(self.store, sources(str(path), LAYERS, TOWERS, EXPERTS, slice_bytes=SLICE_BYTES, first=FIRST))
+        self.engine = Engine(self.store, sources(str(path), LAYERS, TOWERS, EXPERTS, slice_bytes=SLICE_BYTES, first=FIRST), direct=direct)
         self.file = self.engine.model.layers[0].towers[0].file
 
     def ask(self, layer: int, experts: list[int], engine: Engine | None = None) -> dict[tuple[int, int], bytes | int]:

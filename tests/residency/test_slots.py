@@ -37,7 +37,7 @@ def routing(rng: random.Random, favourites: list[int], most: int) -> dict[int, i
 @pytest.mark.parametrize(("n_slots", "towers"), [(1, 3), (2, 3), (3, 3), (7, 3), (17, 3), (31, 2), (64, 3), (180, 3), (200, 3)])
 def test_every_decision_is_the_plain_stores(towers_file: Path, policy: str, n_slots: int, towers: int) -> None:
     rng = random.Random(f"{policy} {n_slots}")
-    store = SlotStore(n_slots, SLICE_BYTES, policy, direct=False)
+    store = SlotStore(n_slots, SLICE_BYTES, policy)
     engine = Engine(store, sources(str(towers_file), LAYERS, towers, EXPERTS))
     plain, visit = NaiveStore(n_slots, policy, {"m": (LAYERS, towers, EXPERTS)}), NaiveVisit()
     favourites = [rng.sample(range(EXPERTS), 4) for _ in range(LAYERS)]
@@ -66,7 +66,7 @@ def test_every_decision_is_the_plain_stores(towers_file: Path, policy: str, n_sl
 
 def test_two_engines_share_the_slots_and_never_each_others(towers_file: Path) -> None:
     rng = random.Random(5)
-    store = SlotStore(40, SLICE_BYTES, "next", direct=False)
+    store = SlotStore(40, SLICE_BYTES, "next")
     half = LAYERS * 3 * EXPERTS * SLICE_BYTES
     engines = {
         "a": Engine(store, sources(str(towers_file), LAYERS, 3, EXPERTS)),
@@ -92,7 +92,7 @@ def test_two_engines_share_the_slots_and_never_each_others(towers_file: Path) ->
 
 
 def test_what_one_engine_uses_is_never_evicted_by_another(towers_file: Path) -> None:
-    store = SlotStore(9, SLICE_BYTES, "lru", direct=False)
+    store = SlotStore(9, SLICE_BYTES, "lru")
     half = LAYERS * 3 * EXPERTS * SLICE_BYTES
     first = Engine(store, sources(str(towers_file), LAYERS, 3, EXPERTS))
     second = Engine(store, sources(str(towers_file), LAYERS, 3, EXPERTS, first=half))
@@ -109,7 +109,7 @@ def test_what_one_engine_uses_is_never_evicted_by_another(towers_file: Path) -> 
 
 
 def test_two_engines_on_one_file_share_its_slices(towers_file: Path) -> None:
-    store = SlotStore(30, SLICE_BYTES, "next", direct=False)
+    store = SlotStore(30, SLICE_BYTES, "next")
     first, second = (Engine(store, sources(str(towers_file), LAYERS, 3, EXPERTS)) for _ in range(2))
     first.ask(1, [7])
     second.ask(1, [7])  # still being read for the first: the second waits for the same read
@@ -125,7 +125,7 @@ def test_two_engines_on_one_file_share_its_slices(towers_file: Path) -> None:
 
 
 def test_a_place_is_aligned_as_the_slice_is_in_its_file(towers_file: Path) -> None:
-    store = SlotStore(6, 5000, "next", direct=False)
+    store = SlotStore(6, 5000, "next")
     layers = sources(str(towers_file), 1, 3, 4, slice_bytes=5000, first=777)
     engine = Engine(store, layers)
     engine.ask(0, [0, 3])
@@ -137,7 +137,7 @@ def test_a_place_is_aligned_as_the_slice_is_in_its_file(towers_file: Path) -> No
 
 
 def test_a_tower_that_goes_takes_its_slices_along_and_its_name_is_not_its_address(towers_file: Path) -> None:
-    store = SlotStore(12, SLICE_BYTES, "next", direct=False)
+    store = SlotStore(12, SLICE_BYTES, "next")
     half = LAYERS * 3 * EXPERTS * SLICE_BYTES
     for first in (0, half, 0):
         engine = Engine(store, sources(str(towers_file), LAYERS, 3, EXPERTS, first=first))
@@ -149,20 +149,20 @@ def test_a_tower_that_goes_takes_its_slices_along_and_its_name_is_not_its_addres
 
 
 def test_layers_of_closed_models_are_used_again(towers_file: Path) -> None:
-    store = SlotStore(3, SLICE_BYTES, "next", direct=False)
+    store = SlotStore(3, SLICE_BYTES, "next")
     wide = sources(str(towers_file), 1, 1, 1) * (MAX_LAYERS - 1)
-    model = store.open_model(wide)
-    other = store.open_model(sources(str(towers_file), 1, 1, 1, first=64))
+    model = store.open_model(wide, direct=False)
+    other = store.open_model(sources(str(towers_file), 1, 1, 1, first=64), direct=False)
     with pytest.raises(ModelLoadError, match=f"{MAX_LAYERS} routed layers are open"):
-        store.open_model(sources(str(towers_file), 1, 1, 1, first=128))
+        store.open_model(sources(str(towers_file), 1, 1, 1, first=128), direct=False)
     store.close_model(other)
     store.close_model(model)
-    store.close_model(store.open_model(wide))
+    store.close_model(store.open_model(wide, direct=False))
 
 
 def test_an_idle_models_slices_grow_cold(towers_file: Path) -> None:
     """A model that rests gives its slots up to one that runs, however hot they were."""
-    store = SlotStore(6, SLICE_BYTES, "next", direct=False)
+    store = SlotStore(6, SLICE_BYTES, "next")
     half = LAYERS * 3 * EXPERTS * SLICE_BYTES
     resting = Engine(store, sources(str(towers_file), 1, 3, EXPERTS))
     running = Engine(store, sources(str(towers_file), 1, 3, EXPERTS, first=half))
@@ -178,7 +178,7 @@ def test_an_idle_models_slices_grow_cold(towers_file: Path) -> None:
 
 def test_a_prompt_leaves_what_decoding_uses(towers_file: Path) -> None:
     """Every expert is read once for a long prompt; those that each token chooses are there afterwards all the same."""
-    store = SlotStore(LAYERS * 3 * 4, SLICE_BYTES, "next", direct=False)
+    store = SlotStore(LAYERS * 3 * 4, SLICE_BYTES, "next")
     engine = Engine(store, sources(str(towers_file), LAYERS, 3, EXPERTS))
     favourites = {0: 32, 1: 32, 2: 32}
     rare = dict.fromkeys(range(3, EXPERTS), 1)

@@ -114,10 +114,6 @@ class TestOrderOfRefusals:
             api.load(self.MISSING, offload_config={"vllm_cpp": {"mmap": {"enabled": True, "prefault": False}}})
         assert "engine: weight residency (offload_config vllm_cpp): mmap=on prefault=off\n" in capfd.readouterr().err
 
-    def test_streaming_is_refused_before_the_path(self):
-        with pytest.raises(ModelLoadError, match="expert streaming is not built"):
-            api.load(self.MISSING, offload_config={"vllm_cpp": {"expert_stream": {"enabled": True}}})
-
     def test_keywords(self):
         with pytest.raises(UnknownKeywordError, match="load has no parameter 'max_modellen'; did you mean 'max_model_len'"):
             api.load(self.MISSING, max_modellen=5)

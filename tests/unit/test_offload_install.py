@@ -161,16 +161,20 @@ def test_a_placement_beside_the_mapping_is_said_whoever_asked(monkeypatch, capfd
     assert "mmap-resident" not in capfd.readouterr().err
 
 
-def test_streaming_is_refused_by_name_and_the_refused_document_leaves_no_trace(monkeypatch, capfd):
-    with pytest.raises(
-        ModelLoadError, match=r'expert streaming is not built in this version and "vllm_cpp.expert_stream.enabled" turns it on'
-    ):
+def test_a_refused_document_leaves_no_trace(monkeypatch, capfd):
+    monkeypatch.setenv("VT_GGUF_KEEP_QUANT", "0")
+    with pytest.raises(ModelLoadError, match="VT_GGUF_KEEP_QUANT"):
         install(document(mmap={"enabled": False}, expert_stream={"enabled": True}))
+    monkeypatch.delenv("VT_GGUF_KEEP_QUANT")
     assert capfd.readouterr().err == ""
-    assert install(parse(None)).mmap is True
-    monkeypatch.setenv("VT_MOE_EXPERT_STREAM", "1")
-    with pytest.raises(ModelLoadError, match="VT_MOE_EXPERT_STREAM turns it on"):
-        install(parse(None))
+    assert install(parse(None)) == Residency()
+
+
+@pytest.mark.parametrize("source", ["document", "variable"])
+def test_streaming_is_turned_on_by_either(monkeypatch, source):
+    if source == "variable":
+        monkeypatch.setenv("VT_MOE_EXPERT_STREAM", "1")
+    assert install(document(expert_stream={"enabled": True}) if source == "document" else parse(None)).expert_stream is True
 
 
 def test_expanding_quantized_weights_is_refused_by_name(monkeypatch):

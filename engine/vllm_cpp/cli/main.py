@@ -108,7 +108,7 @@ def _checked(options: Options, is_chat: bool) -> tuple[dict[str, Any], SamplingP
     from vllm_cpp.config.engine import EngineParams
     from vllm_cpp.config.sampling import SamplingParams
 
-    names = ("device", "max_num_seqs", "max_model_len", "threads")
+    names = ("device", "max_num_seqs", "max_model_len", "kv_cache_dtype", "threads")
     parameters = {name: value for name in names if (value := getattr(options, name)) is not None}
     max_tokens = options.max_tokens
     if max_tokens is None and not is_chat:
@@ -152,7 +152,7 @@ def _complete(model: LLM, options: Options, prompt: str, sampling: SamplingParam
         log.line(f"{PROGRAM}: completion failed (status {error.status}): {error}")
         return FAILED
     if options.json:
-        output.write(json.dumps(_report(completion, load_s), ensure_ascii=False) + "\n")
+        output.write(json.dumps(_report(completion, load_s, model.stats()["expert_stream"]), ensure_ascii=False) + "\n")
     else:
         output.write("\n" if options.stream else completion.text + "\n")
     log.line(f"{PROGRAM}: {_summary(completion)}")
@@ -168,7 +168,7 @@ def _summary(completion: Completion) -> str:
     )
 
 
-def _report(completion: Completion, load_s: float) -> dict[str, Any]:
+def _report(completion: Completion, load_s: float, expert_stream: dict[str, Any] | None) -> dict[str, Any]:
     """The object of --json. A rate that nothing was measured for is null."""
     import resource
 
@@ -186,7 +186,7 @@ def _report(completion: Completion, load_s: float) -> dict[str, Any]:
         "prefill_tok_s": None if first is None else _rate(completion.prompt_tokens, first - times.submitted),
         "decode_tok_s": None if first is None else _rate(decoded, times.finished - first),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "expert_stream": None,
+        "expert_stream": expert_stream,
     }
 
 

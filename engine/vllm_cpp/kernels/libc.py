@@ -6,6 +6,8 @@ cache returns finds them again in the next process.
 
 from __future__ import annotations
 
+import mmap
+
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -16,6 +18,7 @@ _INT, _LONG = ir.IntType(32), ir.IntType(64)
 EINTR, EIO, EINVAL = 4, 5, 22
 SEEK_END = 2
 MADV_WILLNEED = 3
+PAGE = mmap.PAGESIZE
 SEMAPHORE_WORDS = 4
 """int64 words of a semaphore: glibc's sem_t is 32 bytes on 64-bit machines, other libraries' are smaller."""
 

@@ -17,6 +17,7 @@ from vllm_cpp.models.builder import Builder, StepArrays
 from vllm_cpp.models.registry import find, supported
 from vllm_cpp.models.runner import Runner
 from vllm_cpp.residency.borrow import Weights
+from vllm_cpp.residency.streaming import open_stream
 
 __all__ = ["Runner", "find", "load", "supported"]
 
@@ -31,16 +32,16 @@ def load(
     params: EngineParams,
     residency: Residency,
     progress: Callable[[str, float], None] | None = None,
-    kv_dtype: str = "f16",
 ) -> Runner:
     """Build the runner of an opened model. ModelLoadError naming the architecture, key, tensor or encoding that stands in the way."""
     family = find(model.architecture)
     hp = read_hyper_parameters(model)
-    layouts = [KvLayout(hp.num_kv_heads[il], hp.key_length, params.block_size, kv_dtype) for il in range(hp.num_layers)]
+    layouts = [KvLayout(hp.num_kv_heads[il], hp.key_length, params.block_size, params.kv_cache_dtype) for il in range(hp.num_layers)]
     num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts))
     blocks_a_sequence = -(-max_model_len // params.block_size)
     step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs), params.max_num_seqs, blocks_a_sequence)
-    weights = Weights(model, residency)
+    stream = open_stream(model, residency, streams_experts=family.streams_experts)
+    weights = Weights(model, residency, streamed=frozenset() if stream is None else stream.names)
     try:
         builder = Builder(
             model,
@@ -50,11 +51,15 @@ def load(
             vocab_size=hp.vocab_size,
             kv_layouts=layouts,
             num_kv_blocks=num_blocks,
+            stream=stream,
+            advises=weights.exceed_memory,
         )
         family.describe(builder, hp)
         weights.prefault(progress)
         return Runner(builder, weights, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
     except BaseException:
+        if stream is not None:
+            stream.close()
         weights.close()
         raise
 

@@ -17,11 +17,12 @@ from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file import GGUFModel, TensorInfo
 from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.cpu import attention as attention_ops
-from vllm_cpp.kernels.cpu import elementwise, embedding, matmul, moe, norm, panel, quantize, rope, router
+from vllm_cpp.kernels.cpu import elementwise, embedding, matmul, moe, norm, panel, quantize, rope, router, slots
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.kernels.cpu.registry import EncodingKernels, encoding_kernels, tile_scratch_bytes
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.models.program import Program
+from vllm_cpp.residency.streaming import ExpertStream
 
 Address = int
 
@@ -76,7 +77,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A cell the runner sets each step: `source` rows ("tokens" or "sampled") times `factor`."""
+    """A cell the runner sets each step: the number of `source` ("tokens", "sampled" or "seqs") times `factor`."""
 
     cell: np.ndarray  # int64[1]
     source: str
@@ -113,9 +114,12 @@ class Builder:
 
     def __init__(
         self, model: GGUFModel, address_of: Callable[[TensorInfo], Address], step: StepArrays, *, num_threads: int, vocab_size: int,
-        kv_layouts: list[KvLayout], num_kv_blocks: int,
+        kv_layouts: list[KvLayout], num_kv_blocks: int, stream: ExpertStream | None = None, advises: bool = False,
     ):  # fmt: skip
+        """`stream`: where routed experts are streamed. `advises`: ask for chosen slices in the mapping before they are touched."""
         self.model = model
+        self.stream = stream
+        self.advises = advises
         self.address_of = address_of
         self.step = step
         self.num_threads = num_threads
@@ -142,7 +146,7 @@ class Builder:
         return array
 
     def count(self, source: str, factor: int = 1) -> Address:
-        """The cell that holds `factor` times this step's `source` rows ("tokens" or "sampled")."""
+        """The cell that holds `factor` times this step's "tokens", "sampled" rows or "seqs", as `source` says."""
         for known in self.counts:
             if (known.source, known.factor) == (source, factor):
                 return known.address
@@ -408,6 +412,7 @@ class Builder:
 
     def experts(self, routes: Routes, h: Rows, gate: Weight, up: Weight, down: Weight, x: Rows) -> None:
         """x += weighted sum of the chosen experts' down(silu(gate · h) * (up · h))."""
+        streamed = self._streamed(routes, h, gate, up, down)
         self.activations(h, [gate, up])
         act, act_stride = self.activation(h, gate.layout)
         up_act, up_act_stride = self.activation(h, up.layout)
@@ -416,29 +421,42 @@ class Builder:
         y = self.rows("expert out", down.n_rows, routes.pairs, routes.top_k)
         max_pairs = len(hidden.array)
         shared = {"n_experts": routes.n_experts, "offsets": routes.offsets.ctypes.data, "pairs": routes.order.ctypes.data, "scratch": 0,
-                  "scratch_stride": 0, "max_count": max_pairs}  # fmt: skip
+                  "scratch_stride": 0, "max_count": max_pairs, **streamed.wave}  # fmt: skip
+        gate_tower, up_tower, down_tower = (self._tower(tower, streamed) for tower in (gate, up, down))
+        if self.advises and not streamed.first:
+            record = pack(
+                moe.ADVISE_FIELDS, offsets=routes.offsets.ctypes.data, n_experts=routes.n_experts, n_towers=3, tower0=gate_tower,
+                tower1=up_tower, tower2=down_tower,
+            )  # fmt: skip
+            self.program.add(moe.advise, record, f"ask for the chosen slices of {gate.name}, {up.name}, {down.name}", barrier=False)
         record = pack(
             moe.UP_FIELDS, **shared, top_k=routes.top_k, act=act, act_stride=act_stride, up_act=up_act, up_act_stride=up_act_stride,
-            gate_tower=self._tower(gate), gate_stride=gate.row_bytes, gate_rows_fn=gate.kernels.rows_address,
-            gate_tile_fn=gate.kernels.tile_address,
-            gate_scale=self._expert_scale(gate, routes.n_experts), up_tower=self._tower(up), up_stride=up.row_bytes,
-            up_rows_fn=up.kernels.rows_address, up_tile_fn=up.kernels.tile_address, up_scale=self._expert_scale(up, routes.n_experts),
+            gate_tower=gate_tower, gate_stride=gate.row_bytes, gate_rows_fn=gate.kernels.rows_address,
+            gate_tile_fn=gate.kernels.tile_address, gate_scale=self._expert_scale(gate, routes.n_experts),
+            up_tower=up_tower, up_stride=up.row_bytes, up_rows_fn=up.kernels.rows_address,
+            up_tile_fn=up.kernels.tile_address, up_scale=self._expert_scale(up, routes.n_experts),
             k=gate.k, n_rows=gate.n_rows, gate_out=hidden.address, up_out=up_out.address, out_stride=hidden.stride,
         )  # fmt: skip
         self._wants_scratch(record, moe.UP_FIELDS, moe.scratch_bytes(max_pairs, tile_scratch_bytes(gate.k)))
         self.program.add(
-            moe.experts_up,
+            moe.experts_up_streamed if streamed.first else moe.experts_up,
             record,
             f"{hidden.name} = silu({gate.name} · {h.name}) * ({up.name} · {h.name}) ({gate.encoding}, {up.encoding})",
         )
         act, act_stride = self.activation(hidden, down.layout)
         record = pack(
-            moe.DOWN_FIELDS, **shared, act=act, act_stride=act_stride, tower=self._tower(down), stride=down.row_bytes,
+            moe.DOWN_FIELDS, **shared, act=act, act_stride=act_stride, tower=down_tower, stride=down.row_bytes,
             rows_fn=down.kernels.rows_address, tile_fn=down.kernels.tile_address, scale=self._expert_scale(down, routes.n_experts),
             k=down.k, n_rows=down.n_rows, out=y.address, out_stride=y.stride,
         )  # fmt: skip
         self._wants_scratch(record, moe.DOWN_FIELDS, moe.scratch_bytes(max_pairs, tile_scratch_bytes(down.k)))
-        self.program.add(moe.experts_down, record, f"{y.name} = {down.name} ({down.encoding}) · {hidden.name}")
+        self.program.add(
+            moe.experts_down_streamed if streamed.first else moe.experts_down,
+            record,
+            f"{y.name} = {down.name} ({down.encoding}) · {hidden.name}",
+        )
+        if streamed.first:
+            self.program.repeat_from(streamed.first, self.stream.visit.again_at)
         record = pack(
             moe.COMBINE_FIELDS, count=x.count, top_k=routes.top_k, width=x.width, weights=routes.weights.ctypes.data, y=y.address,
             y_stride=y.stride,
@@ -447,8 +465,32 @@ class Builder:
         self.program.add(moe.combine, record, f"{x.name} += weighted {y.name}")
         x.quantized.clear()
 
-    def _tower(self, tower: Weight) -> Address:
-        record = pack(moe.TOWER_FIELDS, base=tower.address, slice_bytes=tower.slice_bytes)
+    def _streamed(self, routes: Routes, h: Rows, gate: Weight, up: Weight, down: Weight) -> Streamed:
+        """Add the operation that acquires the layer's slices, if they are streamed."""
+        by_tokens = next(c.source for c in self.counts if c.address == h.count) == "tokens"
+        asked = self.stream and self.stream.asking(
+            (gate.name, up.name, down.name), offsets=routes.offsets.ctypes.data, tokens=h.count,
+            seqs=self.count("seqs") if by_tokens else h.count, top_k=routes.top_k,
+        )  # fmt: skip
+        if not asked:
+            return Streamed(0, {}, dict.fromkeys(moe.WAVE_FIELDS, 0))
+        asking, places = asked
+        first = len(self.program.operations)
+        # Thread 0 looks up and posts reads; meanwhile the others may quantize what the products need, if it is not there yet.
+        meets = all(layout == "f32" or layout in h.quantized for layout in (gate.layout, up.layout))
+        self.program.add(slots.acquire_slices, asking.record, f"slots of {gate.name}, {up.name}, {down.name}", barrier=meets)
+        waiting = self._shared("experts waited for", (self.num_threads, -(-routes.n_experts // 16) * 16), np.int32)
+        visit = self.stream.visit
+        wave = {
+            "wave": visit.wave.ctypes.data,
+            "n_wave": visit.n_wave_at,
+            "waiting": waiting.ctypes.data,
+            "waiting_stride": waiting.strides[0],
+        }
+        return Streamed(first, places, wave)
+
+    def _tower(self, tower: Weight, streamed: Streamed) -> Address:
+        record = pack(moe.TOWER_FIELDS, base=tower.address, slice_bytes=tower.slice_bytes, places=streamed.places.get(tower.name, 0))
         self._keep.append(record)
         return record.ctypes.data
 
@@ -466,12 +508,25 @@ class Builder:
     # -- the end
     def finish(self) -> np.ndarray:
         """Give every record its scratch and return the program's table."""
+        acquired = next((o.record for o in self.program.operations if o.kernel is slots.acquire_slices), None)
+        if acquired is not None:
+            self.program.add(slots.release_slices, acquired, "let go of the last layer's slots")
         stride = -(-self._scratch_bytes // 64) * 64
         scratch = self.zeros(max(stride, 64) * self.num_threads, np.uint8)
         for record, fields in self._scratch_users:
             record[fields.index("scratch")] = scratch.ctypes.data
             record[fields.index("scratch_stride")] = stride
         return self.program.table()
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A layer's streaming: the operation to go back to for another wave (0: the layer is not streamed), its towers' tables of places by
+    name, and the fields of its work list."""
+
+    first: int
+    places: dict[str, Address]
+    wave: dict[str, Address]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,26 @@ Owns the list, its printed form and the int64 table that the thread team runs. M
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vllm_cpp.kernels.buffers import aligned_zeros
+from vllm_cpp.kernels.cpu import team
 from vllm_cpp.kernels.jit import Kernel
+from vllm_cpp.kernels.records import pack
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call of a kernel on its record. `barrier`: all threads finish it before any starts the next."""
+    """One call of a kernel on its record. `barrier`: all threads finish it before any starts the next. `repeat`: a record that says when to
+    go back to an earlier operation, and how far."""
 
     kernel: Kernel
     record: np.ndarray
     label: str
     barrier: bool = True
+    repeat: np.ndarray | None = None
 
 
 class Program:
@@ -35,14 +39,29 @@ class Program:
         self.operations.append(Operation(kernel, record, label, barrier))
         return record
 
+    def repeat_from(self, first: int, cell: int) -> None:
+        """Let the operations from number `first` to the last one run again as long as the int64 at address `cell` is not 0; an earlier one
+        of them sets it. They must not be the end of the program."""
+        last = self.operations.pop()
+        self.operations.append(
+            replace(last, barrier=True, repeat=pack(team.REPEAT_FIELDS, cell=cell, back=len(self.operations) + 1 - first))
+        )
+
     def table(self) -> np.ndarray:
         """int64 [n_ops, 3] for `Team.run`; compiles (or loads from the cache) every kernel it names. The last operation always has a
         barrier."""
         table = aligned_zeros((len(self.operations), 3), np.int64)
         for row, operation in zip(table, self.operations, strict=True):
-            row[:] = operation.kernel.address, operation.record.ctypes.data, operation.barrier
+            after = operation.barrier if operation.repeat is None else operation.repeat.ctypes.data
+            row[:] = operation.kernel.address, operation.record.ctypes.data, after
         table[-1, 2] = 1
         return table
 
     def __str__(self) -> str:
-        return "\n".join(f"{i:5d} {o.kernel.name:16s} {o.label}{'' if o.barrier else '  ..'}" for i, o in enumerate(self.operations))
+        return "\n".join(f"{i:5d} {o.kernel.name:16s} {o.label}{_after(o)}" for i, o in enumerate(self.operations))
+
+
+def _after(operation: Operation) -> str:
+    if operation.repeat is not None:
+        return f"  again from {operation.repeat[team.REPEAT_FIELDS.index('back')] - 1} before, while it is asked for"
+    return "" if operation.barrier else "  .."

@@ -6,6 +6,8 @@ requests or sampling: chunks of token ids with their KV blocks come in, rows of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from vllm_cpp.kernels.cpu import matmul
@@ -29,6 +31,7 @@ class Runner:
         self.program = builder.program
         self._builder = builder  # keeps every buffer alive
         self._weights = weights
+        self._stream = builder.stream
         self._step: StepArrays = builder.step
         self._table = builder.finish()
         self._logits = builder.logits
@@ -45,7 +48,7 @@ class Runner:
             first, length = 0, len(chunk.token_ids)
             while first < length:
                 if tokens == step.max_tokens:
-                    done_rows += self._run_piece(tokens, sampled, done_rows)
+                    done_rows += self._run_piece(tokens, sampled, seqs, done_rows)
                     tokens = sampled = seqs = 0
                 take = min(length - first, step.max_tokens - tokens)
                 here = slice(tokens, tokens + take)
@@ -59,19 +62,28 @@ class Runner:
                 step.sampled[sampled] = tokens - 1
                 sampled += 1
         if tokens:
-            done_rows += self._run_piece(tokens, sampled, done_rows)
+            done_rows += self._run_piece(tokens, sampled, seqs, done_rows)
         return self._logits[:done_rows]
 
-    def _run_piece(self, tokens: int, sampled: int, done_rows: int) -> int:
+    def _run_piece(self, tokens: int, sampled: int, seqs: int, done_rows: int) -> int:
         """Run the program on what stands in the step arrays; its logits go behind the `done_rows` that are there. Returns how many rows
         came."""
+        sizes = {"tokens": tokens, "sampled": sampled, "seqs": seqs}
         for count in self._builder.counts:
-            count.cell[0] = count.factor * (tokens if count.source == "tokens" else sampled)
+            count.cell[0] = count.factor * sizes[count.source]
         self._builder.head_record[_OUT] = self._logits.ctypes.data + done_rows * self._logits.strides[0]
         self._team.run(self._table)
+        if self._stream is not None:
+            self._stream.end_step()
         return sampled
+
+    def stats(self) -> dict[str, Any]:
+        """What streaming is and has counted, where experts are streamed."""
+        return {} if self._stream is None else {"expert_stream": self._stream.stats()}
 
     def close(self) -> None:
         """Stop the threads and give back copied weights. Safe twice."""
         self._team.close()
+        if self._stream is not None:
+            self._stream.close()
         self._weights.close()

@@ -1,4 +1,7 @@
-"""The address of every kept weight: in the file's mapping (borrowed), or in a copy of our own when mapping is off.
+"""The address of every kept weight: in the file's mapping (borrowed), or in a copy of our own.
+
+Weights are copied when mapping is off. They are also copied beside streamed experts of a file that exceeds memory: whatever is read through
+the mapping then keeps pushing it out of the page cache, and the copies are a small part of such a file.
 
 Owns: the copies, the tally, and reading the borrowed bytes in ahead of use, which is done only while they fit in available memory: a
 checkpoint larger than memory would evict its own first pages while faulting in its last. Must not know which tensors a family keeps or
@@ -11,7 +14,7 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Final
 
 import numpy as np
@@ -35,9 +38,13 @@ _READING: Final = "reading weights"
 class Weights:
     """Addresses of the kept weights of one model. Everything it gave out is valid until `close`, and no longer than the model is open."""
 
-    def __init__(self, model: GGUFModel, residency: Residency) -> None:
+    def __init__(self, model: GGUFModel, residency: Residency, streamed: Set[str] = frozenset()) -> None:
+        """`streamed`: tensors that are read through slots; their address is in the mapping, for whoever finds no slot."""
         self._model = model
-        self._borrows = residency.mmap
+        self._streamed = streamed
+        room = available_bytes()
+        self.exceed_memory = room is not None and sum(tensor.n_bytes for tensor in model.tensors.values()) > room
+        self._borrows = residency.mmap and not (streamed and self.exceed_memory)
         self._prefault = residency.prefault
         self._spans: list[tuple[int, int]] = []  # borrowed: address, bytes
         self._copies: dict[str, mmap.mmap] = {}
@@ -47,6 +54,8 @@ class Weights:
 
     def address(self, tensor: TensorInfo) -> int:
         """Where the tensor's first byte is. Asking twice gives the same address."""
+        if tensor.name in self._streamed:
+            return tensor.address
         known = self._addresses.get(tensor.name)
         if known is None:
             known = self._addresses[tensor.name] = self._borrow(tensor) if self._borrows else self._copy(tensor)

@@ -7,7 +7,6 @@ its slices along. Must not know what a slice is for, nor who reads it in (`lanes
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
 import threading
@@ -22,6 +21,7 @@ from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.cpu import slots as kernel
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.residency.files import OpenFile
+from vllm_cpp.residency.statistics import Counters
 
 MAX_LAYERS = 4096  # records of routed layers, of all models that are open at one time
 _N_LAYERS = kernel.FIELDS + kernel.STORE_FIELDS.index("n_layers")
@@ -80,30 +80,13 @@ class StoredModel:
         return next((tower for layer in self.layers for tower in layer.towers if tower.address == address), None)
 
 
-class Counters:
-    """What the store counts, at one address for the life of the process: the C library prints them when Python is gone."""
-
-    def __init__(self) -> None:
-        # Never freed: lanes and the C library hold the address past any Python object's life.
-        self.address = int(_calloc(len(kernel.COUNTERS), 8))
-        self.values = np.frombuffer((ctypes.c_int64 * len(kernel.COUNTERS)).from_address(self.address), np.int64)
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: int(value) for name, value in zip(kernel.COUNTERS, self.values, strict=True)}
-
-
-_calloc = ctypes.CDLL(None).calloc
-_calloc.restype = ctypes.c_void_p
-_calloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
-
-
 class SlotStore:
     """`n_slots` slots, each with room for a slice of `slot_bytes` at any offset within a page."""
 
-    def __init__(self, n_slots: int, slot_bytes: int, policy: str = "next", *, direct: bool = True) -> None:
-        self.n_slots, self.slot_bytes, self.policy, self.direct = n_slots, slot_bytes, policy, direct
-        cell_bytes = -(-(slot_bytes + kernel.ALIGNMENT - 1) // kernel.ALIGNMENT) * kernel.ALIGNMENT
-        self.arena = _arena(n_slots, cell_bytes)
+    def __init__(self, n_slots: int, slot_bytes: int, policy: str = "next") -> None:
+        self.n_slots, self.slot_bytes, self.policy = n_slots, slot_bytes, policy
+        self.cell_bytes = -(-(slot_bytes + kernel.ALIGNMENT - 1) // kernel.ALIGNMENT) * kernel.ALIGNMENT
+        self.arena = _arena(n_slots, self.cell_bytes)
         self.counters = Counters()
         self.records = aligned_zeros((n_slots, kernel.SLOT_WORDS), np.int64)
         self._layers = aligned_zeros((MAX_LAYERS, kernel.LAYER_WORDS), np.int64)
@@ -114,7 +97,7 @@ class SlotStore:
         self._record = aligned_zeros(kernel.STORE_WORDS, np.int64)
         self._record[kernel.FIELDS : kernel.FIELDS + len(kernel.STORE_FIELDS)] = pack(
             kernel.STORE_FIELDS, slots=self.records.ctypes.data, n_slots=n_slots, arena=np.frombuffer(self.arena, np.uint8).ctypes.data,
-            cell_bytes=cell_bytes, policy=kernel.POLICIES[policy], layers=self._layers.ctypes.data, n_layers=0, free=free, ring=ring,
+            cell_bytes=self.cell_bytes, policy=kernel.POLICIES[policy], layers=self._layers.ctypes.data, n_layers=0, free=free, ring=ring,
             misses=misses, worst=worst, worst_by=worst_by, worst_age=worst_age, counters=self.counters.address,
         )  # fmt: skip
         kernel.open_store(self.address)
@@ -140,15 +123,16 @@ class SlotStore:
         """Slots that hold a slice, or are being filled with one."""
         return self.n_slots - int(self._record[kernel.N_FREE])
 
-    def open_model(self, layers: Sequence[Sequence[TowerSource]]) -> StoredModel:
-        """Make a model's towers known, or find them known already. Every call is ended by one `close_model`."""
+    def open_model(self, layers: Sequence[Sequence[TowerSource]], *, direct: bool) -> StoredModel:
+        """Make a model's towers known, or find them known already. Every call is ended by one `close_model`. `direct`: read past the page
+        cache where the file system can."""
         key = tuple(tuple(tower.key for tower in towers) for towers in layers)
         with self._lock:
             model = self._models.get(key)
             if model is None:
                 model = StoredModel(key)
                 try:
-                    self._describe(model, layers)
+                    self._describe(model, layers, direct)
                 except BaseException:
                     self._forget(model)
                     raise
@@ -156,7 +140,7 @@ class SlotStore:
             model.engines += 1
             return model
 
-    def _describe(self, model: StoredModel, layers: Sequence[Sequence[TowerSource]]) -> None:
+    def _describe(self, model: StoredModel, layers: Sequence[Sequence[TowerSource]], direct: bool) -> None:
         number = next(self._numbers)
         for position, towers in enumerate(layers):
             heats = aligned_zeros((towers[0].n_experts, kernel.HEATS), np.float64)
@@ -165,7 +149,7 @@ class SlotStore:
             for source in towers:
                 file = model.files.get(source.identity)
                 if file is None:
-                    file = model.files[source.identity] = OpenFile(source.path, source.fd, direct=self.direct)
+                    file = model.files[source.identity] = OpenFile(source.path, source.fd, direct=direct)
                 slot_of = aligned_zeros(source.n_experts, np.int32)
                 slot_of[:] = -1
                 record = pack(

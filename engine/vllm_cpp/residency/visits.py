@@ -47,11 +47,21 @@ class Visit:
         self.record = pack(
             kernel.VISIT_FIELDS, **counts, todo=self._todo.ctypes.data, wave=self.wave.ctypes.data, pinned=self._pinned.ctypes.data,
         )  # fmt: skip
-        self._any: Asking | None = None
+        self._askings: list[Asking] = []  # their addresses are in programs
 
     @property
     def address(self) -> int:
         return int(self.record.ctypes.data)
+
+    @property
+    def again_at(self) -> int:
+        """Address of the int64 that is 1 while another wave of the same layer has to follow."""
+        return self.address + 8 * kernel.VISIT_AGAIN
+
+    @property
+    def n_wave_at(self) -> int:
+        """Address of the int64 number of experts in the wave."""
+        return self.address + 8 * kernel.VISIT_N_WAVE
 
     @property
     def wave_experts(self) -> list[int]:
@@ -77,8 +87,8 @@ class Visit:
             seqs=seqs, n_towers=n, **three("tower", [tower.address for tower in layer.towers]), **three("mapped", mapped),
             **three("places", [table.ctypes.data for table in places]),
         )  # fmt: skip
-        self._any = Asking(record, places)
-        return self._any
+        self._askings.append(Asking(record, places))
+        return self._askings[-1]
 
     def take_failure(self) -> FailedRead | None:
         """What went wrong in the step that ended, forgotten with this call."""
@@ -91,5 +101,5 @@ class Visit:
 
     def close(self) -> None:
         """Let go of everything, whatever became of the last step. The engine's threads must have stopped."""
-        if self._any is not None:
-            kernel.release_slices(self._any.record.ctypes.data, 0, 1)
+        if self._askings:
+            kernel.release_slices(self._askings[0].record.ctypes.data, 0, 1)

@@ -44,7 +44,7 @@ def preview(document: OffloadDocument) -> Residency:
     with _lock:
         _refuse_frozen(document.residency)
         residency = _with_decisions(resolved(document.residency.over(_state.request)))
-        _refuse_what_is_not_built(residency)
+        _refuse_expansion()
         return residency
 
 
@@ -122,10 +122,7 @@ def _frozen(field: str, value: object) -> ModelLoadError:
     )
 
 
-def _refuse_what_is_not_built(residency: Residency) -> None:
-    if residency.expert_stream:
-        source = "VT_MOE_EXPERT_STREAM" if env.switch("VT_MOE_EXPERT_STREAM") else '"vllm_cpp.expert_stream.enabled"'
-        raise ModelLoadError(f"expert streaming is not built in this version and {source} turns it on; turn it off")
+def _refuse_expansion() -> None:
     if env.switch("VT_GGUF_KEEP_QUANT") is False:
         raise ModelLoadError("VT_GGUF_KEEP_QUANT is off, and this version never expands block-quantized weights; unset it")
 

@@ -68,9 +68,19 @@ def _fill(here, slot):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
+def _take_job(here):  # type: ignore[no-untyped-def]
+    """The slot of the oldest posted read that nobody took. There is one: each post raised the semaphore by one."""
+    while True:
+        job = simd.atomic_load(here + 8 * slots.TAKEN)
+        # Its place in the ring is not written again before it is taken: waiting reads are of different slots and have a place each.
+        slot = index(field(here, slots.STORE_RING), job % field(here, slots.STORE_N_SLOTS))
+        if simd.atomic_replace(here + 8 * slots.TAKEN, job, job + 1):
+            return slot
+
+
+@jit.inner
 def _serve_one(here):  # type: ignore[no-untyped-def]
-    job = simd.atomic_add(here + 8 * slots.TAKEN, 1)
-    slot = index(field(here, slots.STORE_RING), job % field(here, slots.STORE_N_SLOTS))
+    slot = _take_job(here)
     record = slots.slot_at(here, slot)
     n_bytes = field(field(record, slots.SLOT_TOWER), slots.TOWER_SLICE_BYTES)
     state = _fill(here, slot)

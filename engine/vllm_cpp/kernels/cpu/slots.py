@@ -59,15 +59,15 @@ STORE_FIELDS = (
     "ring",  # i32[n_slots]: slots whose reads were posted, by job number
     "misses",  # i64[n_slots, 2]: tower and expert of the slices that a wave lacks
     "worst", "worst_by", "worst_age",  # i64, f64, f64 [n_slots]: the heap of victims
-    "counters",  # i64[len(COUNTERS)]
+    "counters",  # i64[8], see below
 )  # fmt: skip
 (STORE_SLOTS, STORE_N_SLOTS, STORE_ARENA, STORE_CELL_BYTES, _POLICY, _LAYERS, _N_LAYERS, _FREE, STORE_RING, _MISSES, _WORST, _WORST_BY,
  _WORST_AGE, _COUNTERS) = range(FIELDS, FIELDS + len(STORE_FIELDS))  # fmt: skip
 # What changes under the lock.
 N_FREE, N_UNPINNED, CLOCK, AGE, STOP, READY_CELL, STORE_WORDS = range(FIELDS + 24, FIELDS + 31)
 
-COUNTERS = ("steps", "hits", "misses", "evictions", "fills", "bytes", "exhausted", "advised")
-STEPS, HITS, MISSES, EVICTIONS, FILLS, BYTES, EXHAUSTED, ADVISED = range(len(COUNTERS))
+# The words of the counters; the first, steps, is not counted here.
+_HITS, _MISSES_COUNTED, _EVICTIONS, _FILLS, BYTES, _EXHAUSTED, _ADVISED = range(1, 8)
 
 # A slot's record is a cache line. `state` is written by the lane that reads, and watched by those who wait.
 SLOT_WORDS = 8
@@ -318,7 +318,7 @@ def _evict(here, layer, wanted):  # type: ignore[no-untyped-def]
             _place_in_heap(here, 0, size, slot, by, age)
     for i in range(size):
         _empty(here, field(slots, i))
-    count(here, EVICTIONS, size)
+    count(here, _EVICTIONS, size)
 
 
 # ---- a layer's visit
@@ -422,17 +422,17 @@ def _use_mapping(here, args, visit, t, e):  # type: ignore[no-untyped-def]
     tower = field(args, _A_TOWER0 + t)
     n_bytes = field(tower, TOWER_SLICE_BYTES)
     first, address = field(tower, TOWER_OFFSET) + e * n_bytes, field(args, _A_MAPPED0 + t) + e * n_bytes
-    count(here, MISSES, 1)
-    count(here, EXHAUSTED, 1)
+    count(here, _MISSES_COUNTED, 1)
+    count(here, _EXHAUSTED, 1)
     _watch(args, t, e, address, here + 8 * READY_CELL)
     if libc.file_size(field(field(tower, TOWER_FILE), FILE_FD)) < first + n_bytes:
         put(visit, VISIT_FAILED, ENDED)
         put(visit, VISIT_FAILED_TOWER, tower)
         put(visit, VISIT_FAILED_EXPERT, e)
         return
-    page = address & -ALIGNMENT
+    page = address & -libc.PAGE
     if libc.madvise(page, address + n_bytes - page, libc.MADV_WILLNEED) == 0:
-        count(here, ADVISED, 1)
+        count(here, _ADVISED, 1)
 
 
 @jit.inner
@@ -445,7 +445,7 @@ def _take_in(here, args, visit, e, n_missing):  # type: ignore[no-untyped-def]
             _use(here, args, t, e, slot)
             record = slot_at(here, slot)
             put_real(record, _SCORE, real(record, _SCORE) + 1.0)
-            count(here, HITS, 1)
+            count(here, _HITS, 1)
     for t in range(field(args, _A_N_TOWERS)):  # only now is it known how many slots are left
         if index(field(field(args, _A_TOWER0 + t), _TOWER_SLOT_OF), e) >= 0:
             continue
@@ -518,8 +518,8 @@ def _post(here, args, visit, layer, n_missing):  # type: ignore[no-untyped-def]
             job = field(here, POSTED)
             set_index(field(here, STORE_RING), job % field(here, STORE_N_SLOTS), slot)
             put(here, POSTED, job + 1)
-    count(here, MISSES, n_missing)
-    count(here, FILLS, n_missing)
+    count(here, _MISSES_COUNTED, n_missing)
+    count(here, _FILLS, n_missing)
 
 
 @jit.op
@@ -577,6 +577,15 @@ def drop_tower(here, tower):  # type: ignore[no-untyped-def]
         if field(slot_at(here, slot), SLOT_TOWER) == tower:
             _empty(here, slot)
     _unlock(here)
+
+
+# ---- for those who compute
+
+
+@jit.inner
+def place_of(places, e):  # type: ignore[no-untyped-def]
+    """Where an expert's slice is; good while the visit protects it."""
+    return field(places, 2 * e)
 
 
 @jit.inner

@@ -4,7 +4,8 @@ Owns worker threads, the barrier and how workers wait between jobs (spin briefly
 Must not know what an operation does.
 
 A job is one table: int64[n_ops, 3], (address of a compiled op, address of its record, 1 if all threads must be done before the next op
-starts). Workers are Python threads that spend their lives inside `serve`, with the GIL released; one takes the GIL only to fall asleep. The
+starts). Instead of 1, the address of a repeat record makes the job go back to an earlier entry, once all are done, as long as a cell of it
+is set. Workers are Python threads that spend their lives inside `serve`, with the GIL released; one takes the GIL only to fall asleep. The
 caller of `run` is worker 0.
 """
 
@@ -21,6 +22,12 @@ from vllm_cpp.kernels.simd import i64, load, store
 
 # The control record, int64s a cache line (8 words) apart so that spinning on one does not slow writes to another.
 _GENERATION, _ARRIVED, _BARRIER, _TABLE, _COUNT, _STOP, _ASLEEP = 0, 8, 16, 24, 25, 26, 32
+
+REPEAT_FIELDS = (
+    "cell",  # address of the int64 that is not 0 while the entries have to be run again; written by an earlier one of them
+    "back",  # entries to go back from the one that follows
+)
+_REPEAT_CELL, _REPEAT_BACK = range(len(REPEAT_FIELDS))
 
 _SPINS_BEFORE_YIELD = 200  # some microseconds: the next thread is late because it computes, or because it lacks a core
 _SPINS_BEFORE_SLEEP = 4000  # yields; about a millisecond or two of waiting for the next job before a worker sleeps
@@ -48,11 +55,20 @@ def _barrier(control, nth):  # type: ignore[no-untyped-def]
 def _run_table(control, tid, nth):  # type: ignore[no-untyped-def]
     table = load(i64, control + 8 * _TABLE)
     count = load(i64, control + 8 * _COUNT)
-    for i in range(count):
+    i = 0
+    while i < count:
         entry = table + 24 * i
         jit.call_op(load(i64, entry), load(i64, entry + 8), tid, nth)
-        if load(i64, entry + 16) != 0:
+        i += 1
+        after = load(i64, entry + 16)
+        if after == 1:
             _barrier(control, nth)
+        elif after != 0:
+            # Read before the barrier: behind it the entry that is gone back to may already write the cell anew.
+            again = load(i64, load(i64, after + 8 * _REPEAT_CELL))
+            _barrier(control, nth)
+            if again != 0:
+                i -= load(i64, after + 8 * _REPEAT_BACK)
 
 
 @jit.function(1)
