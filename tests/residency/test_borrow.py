@@ -131,6 +131,29 @@ MEMINFO = "MemTotal:  8000 kB\nMemFree: 10 kB\nMemAvailable:    4000 kB\n"
             0,
         ),
         ({"/sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096), "/sys/fs/cgroup/memory/memory.usage_in_bytes": "9"}, None),
+        (
+            {
+                "/proc/self/cgroup": "5:cpu,cpuacct:/other\n4:memory:/one/two\n0::/\n",
+                "/sys/fs/cgroup/memory/other/memory.limit_in_bytes": "1\n",
+                "/sys/fs/cgroup/memory/other/memory.usage_in_bytes": "1\n",
+                "/sys/fs/cgroup/memory/one/two/memory.limit_in_bytes": "8000\n",
+                "/sys/fs/cgroup/memory/one/two/memory.usage_in_bytes": "7000\n",
+                "/sys/fs/cgroup/memory/one/two/memory.stat": "total_cache 500\n",
+                "/sys/fs/cgroup/memory/one/memory.limit_in_bytes": "9000\n",
+                "/sys/fs/cgroup/memory/one/memory.usage_in_bytes": "8000\n",
+            },
+            1000,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/memory.max": "max\n",
+                "/sys/fs/cgroup/a/b/memory.current": "10\n",
+                "/sys/fs/cgroup/a/memory.max": "300\n",
+                "/sys/fs/cgroup/a/memory.current": "100\n",
+            },
+            200,
+        ),
     ],
 )
 def test_available_memory(monkeypatch, files, available):

@@ -5,11 +5,12 @@ Owns: the number. Must not know what it is for.
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 _MEMINFO: Final = "/proc/meminfo"
 _CGROUP: Final = "/sys/fs/cgroup"
+_OWN_GROUPS: Final = "/proc/self/cgroup"
 _UNLIMITED: Final = 1 << 60  # version 1 control groups say "no limit" with a huge number
 
 
@@ -26,18 +27,34 @@ def _fields(path: str) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
 
 
+def _own_groups() -> dict[str, list[str]]:
+    """The control groups this process is in, by controller ("" is version 2's tree), each with its ancestors, the nearest first: a limit
+    binds all that is below it. A container may show a path that its own mount does not have; the mount's root is its group then."""
+    groups: dict[str, list[str]] = {"": ["/"], "memory": ["/"]}
+    for row in _text(_OWN_GROUPS).splitlines():
+        _, _, rest = row.partition(":")
+        controllers, _, path = rest.partition(":")
+        for name in controllers.split(","):
+            if name in groups:
+                here = PurePosixPath(path)
+                groups[name] = [str(group) for group in (here, *here.parents)]
+    return groups
+
+
 def _group_headroom() -> int | None:
-    """What the control group leaves. Its page cache counts as free, as MemAvailable counts the machine's."""
-    for limit_file, used_file, cache_field in (
-        ("memory.max", "memory.current", "file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_cache"),
+    """The least that a control group leaves. Its page cache counts as free, as MemAvailable counts the machine's."""
+    groups, rooms = _own_groups(), []
+    for root, controller, limit_file, used_file, cache_field in (
+        (_CGROUP, "", "memory.max", "memory.current", "file"),
+        (f"{_CGROUP}/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
     ):
-        limit, used = _text(f"{_CGROUP}/{limit_file}").strip(), _text(f"{_CGROUP}/{used_file}").strip()
-        if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
-            stat_file = str(Path(limit_file).parent / "memory.stat")
-            cache = _fields(f"{_CGROUP}/{stat_file}").get(cache_field, 0)
-            return max(0, int(limit) - int(used) + cache)
-    return None
+        for group in groups[controller]:
+            folder = root + group.rstrip("/")
+            limit, used = _text(f"{folder}/{limit_file}").strip(), _text(f"{folder}/{used_file}").strip()
+            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
+                cache = _fields(f"{folder}/memory.stat").get(cache_field, 0)
+                rooms.append(max(0, int(limit) - int(used) + cache))
+    return min(rooms, default=None)
 
 
 def available_bytes() -> int | None:
