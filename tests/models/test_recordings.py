@@ -24,10 +24,10 @@ BLOCK = 32
 
 
 @contextmanager
-def runner(path: Path, threads: int = 1, kv_dtype: str = "f32") -> Iterator[models.Runner]:
-    params = EngineParams(model_path=str(path), threads=threads, block_size=BLOCK, num_blocks=16)
+def runner(path: Path, threads: int = 1, kv_cache_dtype: str = "f32") -> Iterator[models.Runner]:
+    params = EngineParams(model_path=str(path), threads=threads, block_size=BLOCK, num_blocks=16, kv_cache_dtype=kv_cache_dtype)
     with open_model(path) as model:
-        loaded = models.load(model, params, offload.resolve(), kv_dtype=kv_dtype)
+        loaded = models.load(model, params, offload.resolve())
         try:
             yield loaded
         finally:
@@ -73,14 +73,17 @@ def test_logits_agree_with_the_recording(name: str, tiny_model) -> None:
     assert ours <= 1.5 * noise
 
 
-@pytest.mark.parametrize("name", ["llama_moe-s6-z0-mix", "qwen2moe-s15-z0-mix", "qwen3-s1-z1-F32"])
-def test_logits_are_the_same_bits_however_the_work_is_cut(name: str, tiny_model) -> None:
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [("llama_moe-s6-z0-mix", "f16"), ("qwen2moe-s15-z0-mix", "f16"), ("qwen3-s1-z1-F32", "f16"), ("qwen3-s1-z1-F32", "q8_0")],
+)
+def test_logits_are_the_same_bits_however_the_work_is_cut(name: str, kv: str, tiny_model) -> None:
     """Threads, chunks of the prompt, company in the step and KV blocks change nothing."""
     recording = oracle.load(name)
     prompt, generated = recording["prompt"].tolist(), recording["generated"].tolist()
-    with runner(tiny_model(name), threads=1, kv_dtype="f16") as loaded:
+    with runner(tiny_model(name), threads=1, kv_cache_dtype=kv) as loaded:
         alone = logits_along(loaded, prompt, generated, [], [0, 1])
-    with runner(tiny_model(name), threads=3, kv_dtype="f16") as loaded:
+    with runner(tiny_model(name), threads=3, kv_cache_dtype=kv) as loaded:
         pieces = logits_along(loaded, prompt, generated, [1, 2, 9, 20], [5, 3])
         assert np.array_equal(alone, pieces)
         others = [
@@ -94,6 +97,30 @@ def test_logits_are_the_same_bits_however_the_work_is_cut(name: str, tiny_model)
         assert np.array_equal(together[1], alone[0])
         step = loaded.run([Chunk([4], 3, [8], True), Chunk([generated[0]], len(prompt), [11, 12], True)])
         assert np.array_equal(step[1], alone[1])
+
+
+@pytest.mark.parametrize("name", ["llama-s1-z0-F32", "qwen3-s1-z1-F32"])
+def test_what_the_kv_cache_is_kept_in_costs_what_its_rounding_costs(name: str, tiny_model) -> None:
+    recording = oracle.load(name)
+    prompt, generated = recording["prompt"].tolist(), recording["generated"].tolist()
+    apart = {}
+    for dtype in ("f32", "f16", "q8_0"):
+        with runner(tiny_model(name), kv_cache_dtype=dtype) as loaded:
+            apart[dtype] = oracle.compare(recording, logits_along(loaded, prompt, generated, [], [3, 1, 2]))
+    assert apart["f32"] < 1e-5
+    assert 1e-4 < apart["f16"] < 2e-3
+    assert 5e-3 < apart["q8_0"] < 4e-2
+
+
+def test_a_q8_0_cache_holds_nearly_twice_the_tokens(tiny_model) -> None:
+    with open_model(tiny_model("qwen3-s1-z1-F32")) as model:
+        blocks = {}
+        for dtype in ("f16", "q8_0"):
+            params = EngineParams(model_path="-", threads=1, kv_cache_memory_bytes=1 << 20, kv_cache_dtype=dtype)
+            loaded = models.load(model, params, offload.resolve())
+            blocks[dtype] = loaded.num_blocks
+            loaded.close()
+    assert 1.7 < blocks["q8_0"] / blocks["f16"] < 2
 
 
 def test_a_step_longer_than_one_piece(tiny_model) -> None:

@@ -138,6 +138,14 @@ def test_some_recordings_are_clear_for_all_32_tokens() -> None:
     assert {"dense-numbers", "moe-numbers"} <= set(clear)
 
 
+def test_a_q8_0_kv_cache_is_as_near_as_an_f16_one(models: Models) -> None:
+    with vllm_cpp.load(models.paths["dense"], kv_cache_dtype="q8_0") as llm:
+        for name in ("dense-chat", "dense-numbers"):
+            recorded = recording(name)
+            apart = np.take_along_axis(walk(llm, recorded), recorded["ids"].astype(np.int64), 1) - recorded["logits"]
+            assert rms(apart) <= SLACK * noise(recorded, "rms")
+
+
 def test_rows_do_not_depend_on_the_number_of_threads(models: Models) -> None:
     with vllm_cpp.load(models.paths["moe"], threads=1) as one, vllm_cpp.load(models.paths["moe"], threads=3) as three:
         for llm in (one, three):

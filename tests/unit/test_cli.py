@@ -84,6 +84,7 @@ def test_wrong_arguments_exit_2_with_usage_on_stderr():
         (["-p", "a", "--temperature", "nan"], "temperature"),
         (["-p", "a", "--device", "tpu"], "device"),
         (["-p", "a", "--threads", "-1"], "threads"),
+        (["-p", "a", "--kv-cache-dtype", "q4_0"], "kv_cache_dtype"),
         (["-p", ""], "the prompt is empty"),
         (["-p", b"\xff"], "the prompt is not valid UTF-8 (byte 0)"),
         (["-p", "-"], "the prompt is empty"),

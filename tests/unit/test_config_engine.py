@@ -31,6 +31,7 @@ def test_zero_means_the_default():
     params = EngineParams(model_path="m", block_size=0, max_num_seqs=0, scheduling_policy="", kv_cache_memory_bytes=0, tool_parser="")
     assert (params.block_size, params.max_num_seqs, params.scheduling_policy) == (32, 8, "fcfs")
     assert params.kv_cache_memory_bytes is None
+    assert EngineParams(model_path="m", kv_cache_dtype="").kv_cache_dtype == "f16"
     assert params.tool_parser is None
 
 
@@ -54,6 +55,8 @@ def test_zero_means_the_default():
         ("gpu_memory_utilization", 1.5),
         ("gpu_memory_utilization", math.nan),
         ("kv_cache_memory_bytes", -1),
+        ("kv_cache_dtype", "q4_0"),
+        ("kv_cache_dtype", 16),
         ("threads", -1),
         ("threads", 5000),
         ("speculative_config", "{"),

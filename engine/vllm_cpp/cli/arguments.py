@@ -43,6 +43,7 @@ class Options:
     device: str = "auto"
     max_num_seqs: int | None = None
     max_model_len: int | None = None
+    kv_cache_dtype: str | None = None
     threads: int | None = None
     json: bool = False
     help: bool = False
@@ -113,6 +114,7 @@ _FLAGS: Final = (
     _Flag(("--device",), "device", str, "NAME", "auto, cpu or cuda (auto)"),
     _Flag(("--max-num-seqs",), "max_num_seqs", _integer, "N", "requests computed together (32)"),
     _Flag(("--max-model-len", "-c"), "max_model_len", _integer, "N", "longest prompt and answer, in tokens (the model's)"),
+    _Flag(("--kv-cache-dtype",), "kv_cache_dtype", str, "NAME", "f16, q8_0 (half the memory) or f32 for keys and values (f16)"),
     _Flag(("--threads", "-t"), "threads", _integer, "N", "worker threads (VLLM_CPP_CPU_THREADS, else the physical cores)"),
     _Flag(("--version",), "version", None, "", "print versions and leave", True),
     _Flag(("--help", "-h"), "help", None, "", "print this and leave", True),

@@ -1,4 +1,5 @@
-"""What an engine is built from: the twin of `vllm_model_params`, with the same names, defaults and order of refusal.
+"""What an engine is built from: the twin of `vllm_model_params`, with the same names, defaults and order of refusal. Only `threads` and
+`kv_cache_dtype` have no field there.
 
 Owns: every field's check, and the refusal by name of what this build does not do. Must not know how a model is found, read or run.
 
@@ -22,6 +23,7 @@ from .cpus import physical_cores
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES: Final = ("fcfs", "priority", "lpm")
+KV_CACHE_DTYPES: Final = ("f16", "q8_0", "f32")
 SPECULATIVE_METHODS: Final = ("mtp", "ngram", "draft_model", "eagle", "eagle3", "medusa")
 DEFAULT_BLOCK_SIZE: Final = 32
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.92
@@ -67,6 +69,7 @@ class EngineParams:
     device: str = "auto"
     gpu_memory_utilization: float = DEFAULT_GPU_MEMORY_UTILIZATION
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "f16"
     language_model_only: bool = False
     limit_mm_per_prompt: str | dict[str, int] | None = None
     threads: int = 0
@@ -106,6 +109,7 @@ class EngineParams:
     def _check_enums(self) -> None:
         self._keep("scheduling_policy", fields.one_of("scheduling_policy", self.scheduling_policy or "fcfs", SCHEDULING_POLICIES))
         self._keep("device", fields.one_of("device", self.device, DEVICES))
+        self._keep("kv_cache_dtype", fields.one_of("kv_cache_dtype", self.kv_cache_dtype or "f16", KV_CACHE_DTYPES))
         for name in ("enable_prefix_caching", "enable_jump_forward"):
             if getattr(self, name) is not None:
                 fields.boolean(name, getattr(self, name))

@@ -44,8 +44,8 @@ ATTENTION_FIELDS = (
     "scratch", "scratch_stride",  # per thread: scratch_bytes(n_heads, n_kv_heads, head_dim, block_size)
 )  # fmt: skip
 (_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE,
- _K_BYTES, _K_STRIDE, _V_BYTES, _V_STRIDE, _K_PRODUCT_FN, _V_PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS, _PARTIALS, _SCRATCH,
- _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
+ _K_BYTES, _K_STRIDE, _V_BYTES, _V_STRIDE, _K_PRODUCT_FN, _V_PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS,
+ _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
 SPAN_VALUES = (
