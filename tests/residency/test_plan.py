@@ -57,6 +57,10 @@ def test_every_weight_is_somewhere_once(model, mmap, place):
 def test_streamed_experts_live_in_slots(model):
     assert set(lives(made(model, expert_stream=True), "experts").values()) == {("slots", "cpu")}
     assert set(lives(made(model, expert_stream=True), "dense").values()) == {("mapping", "cpu")}
+    assert set(lives(made(model, expert_stream=True, mmap=False), "experts").values()) == {("memory", "cpu")}
+    assert set(lives(made(model, expert_stream=True, expert_stream_slot_bytes=1), "experts").values()) == {("mapping", "cpu")}
+    other_family = plan.make(model, Residency(expert_stream=True), CPU, streams_experts=False, places_experts=True)
+    assert set(lives(other_family, "experts").values()) == {("mapping", "cpu")}
 
 
 def test_on_a_card_placed_layers_stay_in_the_mapping(model):

@@ -46,6 +46,7 @@ class Plan:
     need: Need
     placement: Placement
     refusal: str | None
+    streamed: frozenset[int]  # layers whose experts go through slots
     available_bytes: int | None
 
     @cached_property
@@ -86,7 +87,7 @@ class Plan:
 
     def _place(self, layer: int | None, expert: bool, n_bytes: int) -> Place:
         on_cpu = not self.device.stages_weights or (expert and layer in self.placement.on_cpu)
-        if expert and self.residency.expert_stream and (on_cpu or self.lane.serves):
+        if expert and layer in self.streamed and (on_cpu or self.lane.serves):
             lives = "slots"
         elif on_cpu:
             lives = "mapping" if self.residency.mmap else "memory"
@@ -134,5 +135,15 @@ def make(model: GGUFModel, residency: Residency, device: Device, *, streams_expe
         need=need,
         placement=placed,
         refusal=device_fit.refusal(device, budget, need, lane),
+        streamed=_streamed(items, residency) if streams_experts else frozenset(),
         available_bytes=available_bytes(),
     )
+
+
+def _streamed(items: Inventory, residency: Residency) -> frozenset[int]:
+    """The layers all of whose slices fit a slot. Copied weights are in memory already, so nothing of them is streamed."""
+    if not (residency.expert_stream and residency.mmap):
+        return frozenset()
+    fits = residency.expert_stream_slot_bytes
+    towers = items.towers.items()
+    return frozenset(layer for layer, weights in towers if fits is None or all(tower.slice_bytes <= fits for tower in weights))
