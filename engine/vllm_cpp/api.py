@@ -88,6 +88,8 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
         settled = _settled(model, family, residency, device)
         for line in settled.placement.lines:
             log.once(line, line)
+        if settled.placement.on_cpu and residency.mmap:
+            offload.say_mapped_placement()
         if settled.refusal is not None:
             raise ModelLoadError(settled.refusal)
         progress(_VOCABULARY, 0.0)

@@ -102,7 +102,7 @@ class TestRefusal:
 
     def test_its_words(self):
         assert refusal(CARD, 80000, self.NEED, NO_LANE) == (
-"device 'cuda' cannot serve this GGUF: staging its weights needs at least 82944 bytes (0.00 GiB) of device memory across 2 "
+            "device 'cuda' cannot serve this GGUF: staging its weights needs at least 82944 bytes (0.00 GiB) of device memory across 2 "
             "tensors, the largest single allocation being 73728 bytes (0.00 GiB, 'blk.0.ffn_up_exps.weight'), and this device's memory "
             "pool is 80000 bytes (0.00 GiB). THE MISSING PART: for this load there is no device-side expert slot store and no device "
             "streaming lane: expert streaming is off. Use device=cpu, which serves this checkpoint today, or a checkpoint that fits the "

@@ -109,7 +109,12 @@ class TestFit:
             api.load(tiny)
         api.load(tiny, offload_config=placement(cpu_moe=True), threads=1).close()
         api.load(tiny, offload_config=placement(cpu_moe=False, fit=True), threads=1).close()
-        assert "1 layers run their routed experts on cpu, the rest on cuda" in capfd.readouterr().err
+        capfd.readouterr()
+        log.forget()
+        api.load(tiny, threads=1).close()  # fit stands
+        said = capfd.readouterr().err
+        assert "1 layers run their routed experts on cpu, the rest on cuda" in said
+        assert "a CPU placement is active while the weights are mmap-resident" in said
 
 
 UVA = {"uva": {"cpu_offload_gb": 1}}

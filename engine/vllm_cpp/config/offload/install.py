@@ -138,11 +138,16 @@ def _say(document: OffloadDocument, residency: Residency) -> None:
     if winners:
         _once(f"engine: weight residency: the environment OVERRIDES the config for {', '.join(winners)}")
     if residency.placement and residency.mmap:
-        _once(
-            "engine: weight residency: a CPU placement is active while the weights are mmap-resident: the mapping is read in file order "
-            "and experts in router order, so it works, slowly; where the weights fit in memory, turn mmap off "
-            '("vllm_cpp":{"mmap":{"enabled":false}} or VT_GGUF_MMAP=0)'
-        )
+        say_mapped_placement()
+
+
+def say_mapped_placement() -> None:
+    """Say that placed experts will be read through the mapping. What `fit` places is known only to the model's load, which says it then."""
+    _once(
+        "engine: weight residency: a CPU placement is active while the weights are mmap-resident: the mapping is read in file order "
+        "and experts in router order, so it works, slowly; where the weights fit in memory, turn mmap off "
+        '("vllm_cpp":{"mmap":{"enabled":false}} or VT_GGUF_MMAP=0)'
+    )
 
 
 def _once(text: str) -> None:
