@@ -6,6 +6,7 @@ The device is made up and the CPU computes; what is tested is the order of thing
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import tiny_models
 from inventories import CARD, INTEGRATED
 from vllm_cpp import api, env, log, models
+from vllm_cpp.cli import arguments, plan
 from vllm_cpp.config.offload.install import reset
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.models import registry
@@ -140,3 +142,29 @@ class TestWeightOffload:
         monkeypatch.setattr(api, "engine_device", lambda params: devices.CPU)
         with pytest.raises(ModelLoadError, match="offloading to the CPU frees nothing"):
             api.load(tiny, offload_config=UVA)
+
+
+class TestPlan:
+    def shown(self, tiny, capfd, *flags, **groups) -> tuple[int, str]:
+        code = plan.show(arguments.parse(["--model", str(tiny), "--plan", *flags]), {"vllm_cpp": groups})
+        return code, capfd.readouterr().out
+
+    def test_what_is_staged_and_what_is_computed_where(self, tiny, capfd):
+        code, out = self.shown(tiny, capfd, placement={"n_cpu_moe": 1})
+        assert code == 0
+        assert re.search(r"^staged +\d+ bytes \(0\.00 GiB\) in \d+ tensors$", out, re.MULTILINE)
+        assert re.search(r"^budget +25769803776 bytes \(24\.00 GiB\)$", out, re.MULTILINE)
+        assert re.search(r"^slot lane +off: cuda cannot read host memory in place$", out, re.MULTILINE)
+        assert re.search(r"^placement +INSTALLED: 1 layers run their routed experts on cpu, the rest on cuda \(resolved", out, re.MULTILINE)
+        assert re.search(r"^ +0  experts +\d+  mapping +cpu$", out, re.MULTILINE)
+        assert re.search(r"^ +1  experts +\d+  cuda memory +cuda$", out, re.MULTILINE)
+
+    def test_a_refusal_is_part_of_the_plan_and_of_the_exit_code(self, tiny, capfd):
+        code, out = self.shown(tiny, capfd, device_fit={"weight_budget_bytes": 1000})
+        assert code == 1
+        assert re.search(r"^REFUSED +device 'cuda' cannot serve this GGUF: ", out, re.MULTILINE)
+        code, out = self.shown(tiny, capfd, "--json", device_fit={"weight_budget_bytes": 1000}, placement={"cpu_moe": True})
+        facts = json.loads(out)
+        assert (code, facts["budget_bytes"], facts["device"]) == (1, 1000, "cuda")
+        assert facts["placed_layers"] == list(range(facts["layers"]))
+        assert 1000 < facts["staged_bytes"] < facts["file_bytes"]
