@@ -17,7 +17,8 @@ from vllm_cpp.residency.inventory import Inventory, Weight
 
 _STAGED_VALUE_BYTES: Final = 2  # a device stages floats as 16 bits at most; blocks stay blocks where that is smaller
 _GIB: Final = 1 << 30
-_NOT_KEPT: Final = frozenset({"NVFP4"})  # taken into the device's own FP4 form
+EAGERLY_RESIDENT: Final = frozenset({"NVFP4"})
+"""Encodings that an accelerator takes into an FP4 form of its own while loading, so that nothing in the file's form is left there."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def staged_bytes(weight: Weight) -> int:
 
 def keeps_file_form(encoding: str, keep_quant: bool) -> bool:
     """Whether a device holds a tower of this encoding as the file does: quant blocks, and F16."""
-    if encoding in _NOT_KEPT:
+    if encoding in EAGERLY_RESIDENT:
         return False
     return encoding == "F16" or (keep_quant and ENCODINGS[encoding].block_values > 1)
 

@@ -16,13 +16,11 @@ from typing import Final
 from vllm_cpp.config.offload import Override
 from vllm_cpp.config.offload.pattern import Allowance, OutOfSteps, Pattern
 from vllm_cpp.errors import ModelLoadError
-from vllm_cpp.residency.device_fit import Need, staged_bytes
+from vllm_cpp.residency.device_fit import EAGERLY_RESIDENT, Need, staged_bytes
 from vllm_cpp.residency.devices import Device
 from vllm_cpp.residency.inventory import Inventory, Weight
 
 TARGET: Final = "cpu"
-# An accelerator takes these into a form of its own while loading, so the file's form, which the CPU computes with, is not kept.
-EAGERLY_RESIDENT: Final = frozenset({"NVFP4"})
 _SAYS: Final = "engine: device placement"
 
 
