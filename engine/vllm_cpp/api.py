@@ -162,7 +162,7 @@ class _WithItsFile:
             "architecture": model.architecture,
             "encoding_bytes": dict(sizes.most_common()),
             "device": device.name,
-            "weights": "in the file's mapping" if residency.mmap else "in memory",
+            "weights": "expanded to float32" if residency.expand else "in the file's mapping" if residency.mmap else "in memory",
             "max_model_len": runner.max_model_len,
         }
 
@@ -170,8 +170,8 @@ class _WithItsFile:
         return getattr(self._runner, name)
 
     def stats(self) -> dict[str, Any]:
-        below = getattr(self._runner, "stats", None)
-        return {**self._about, **(below() if below is not None else {})}
+        below = getattr(self._runner, "stats", dict)()
+        return {**self._about, **({"weights": "experts in slots, the rest in memory"} if "expert_stream" in below else {}), **below}
 
     def close(self) -> None:
         try:

@@ -44,7 +44,7 @@ class Row:
 _ROWS: Final = (
     Row("VT_GGUF_MMAP", Kind.SWITCH, "on", "use weights in place from the file's mapping (mmap.enabled); off copies them into memory"),
     Row("VT_GGUF_PREFAULT", Kind.SWITCH, "on while the borrowed bytes fit in memory", "read the mapping in while loading (mmap.prefault)"),
-    Row("VT_GGUF_KEEP_QUANT", Kind.SWITCH, "on", "keep quantized weights as the file stores them; off is refused: nothing expands them"),
+    Row("VT_GGUF_KEEP_QUANT", Kind.SWITCH, "on", "keep quantized weights as the file stores them; off expands them to float32"),
     Row("VT_MOE_EXPERT_STREAM", Kind.SWITCH, "off", "keep routed experts on disk and page slices into an arena (expert_stream.enabled)"),
     Row("VT_MOE_EXPERT_STREAM_SLOTS", Kind.COUNT, "64", "slots of that arena (expert_stream.slots)"),
     Row("VT_MOE_EXPERT_STREAM_SLOT_BYTES", Kind.COUNT, "the largest slice of the file", "bytes of one slot (expert_stream.slot_bytes)"),
@@ -59,7 +59,7 @@ _ROWS: Final = (
     Row("VT_PLACEMENT_FIT", Kind.SWITCH, "off", "place whole layers on the CPU until the rest fits the budget (placement.fit)"),
     Row("VT_QWEN35_ALIAS_HOST_WEIGHTS", Kind.SWITCH, "on", "on an integrated device: read host weights in place; off stages a second copy"),
     Row("VT_ENABLE_JUMP_FORWARD", Kind.SWITCH, "off", "jump-forward decoding of structured output; wins over the parameter"),
-    Row("VT_CPU_REF", Kind.SWITCH, "off", "compute with plain reference kernels; on is refused, they are not built yet"),
+    Row("VT_CPU_REF", Kind.SWITCH, "off", "the reference lane: all weights and the KV cache in float32, activations never rounded"),
     Row("VLLM_CPP_CPU_THREADS", Kind.COUNT, "physical cores this process may use", "worker threads of an engine"),
     Row("VLLM_CPP_CACHE_DIR", Kind.TEXT, "vllm_cpp in the user's cache directory", "where compiled kernels are kept"),
     Row("XDG_CACHE_HOME", Kind.TEXT, "~/.cache", "the user's cache directory"),

@@ -17,6 +17,7 @@ import oracle
 from vllm_cpp import models
 from vllm_cpp.config import offload
 from vllm_cpp.config.engine import EngineParams
+from vllm_cpp.config.offload.resolve import REFERENCE
 from vllm_cpp.gguf_file import open_model
 from vllm_cpp.scheduler.batch import Chunk
 
@@ -24,10 +25,12 @@ BLOCK = 32
 
 
 @contextmanager
-def runner(path: Path, threads: int = 1, kv_cache_dtype: str = "f32") -> Iterator[models.Runner]:
+def runner(
+    path: Path, threads: int = 1, kv_cache_dtype: str = "f32", residency: offload.Residency | None = None
+) -> Iterator[models.Runner]:
     params = EngineParams(model_path=str(path), threads=threads, block_size=BLOCK, num_blocks=16, kv_cache_dtype=kv_cache_dtype)
     with open_model(path) as model:
-        loaded = models.load(model, params, offload.resolve())
+        loaded = models.load(model, params, residency or offload.resolve())
         try:
             yield loaded
         finally:
@@ -71,6 +74,15 @@ def test_logits_agree_with_the_recording(name: str, tiny_model) -> None:
     noise = np.abs(recording["logits"][:n] - recording["exact"][:n]).max() / largest
     ours = min(np.abs(rows[:n] - recording[key][:n]).max() / largest for key in ("logits", "exact"))
     assert ours <= 1.5 * noise
+
+
+@pytest.mark.parametrize("name", [name for name in oracle.used_cases() if "exact" in oracle.load(name)])
+def test_the_reference_lane_is_the_exact_answer(name: str, tiny_model) -> None:
+    """Weights expanded to float32, keys and values too, activations as they are: what the oracle gives for decoded weights."""
+    recording = oracle.load(name)
+    prompt, generated = recording["prompt"].tolist(), recording["generated"].tolist()
+    with runner(tiny_model(name), kv_cache_dtype="f16", residency=offload.Residency(expand=REFERENCE)) as loaded:
+        assert oracle.compare(recording, logits_along(loaded, prompt, generated, [], [3, 1, 2]), "exact") < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,16 @@ def test_a_q8_0_kv_cache_is_as_near_as_an_f16_one(models: Models) -> None:
             assert rms(apart) <= SLACK * noise(recorded, "rms")
 
 
+def test_the_reference_lane_is_the_exact_answer(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VT_CPU_REF", "1")
+    with vllm_cpp.load(models.paths["dense"]) as llm:
+        assert "weights expanded to float32" in repr(llm)
+        for name in ("dense-capital", "dense-umlauts"):
+            recorded = recording(name)
+            apart = np.take_along_axis(walk(llm, recorded), recorded["ids"].astype(np.int64), 1) - recorded["exact"]
+            assert np.abs(apart).max() <= 1e-3 < recorded["meta"]["exact"]["largest"] / 10
+
+
 def test_rows_do_not_depend_on_the_number_of_threads(models: Models) -> None:
     with vllm_cpp.load(models.paths["moe"], threads=1) as one, vllm_cpp.load(models.paths["moe"], threads=3) as three:
         for llm in (one, three):

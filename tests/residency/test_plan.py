@@ -59,6 +59,7 @@ def test_streamed_experts_live_in_slots(model):
     assert set(lives(made(model, expert_stream=True), "dense").values()) == {("mapping", "cpu")}
     assert set(lives(made(model, expert_stream=True, mmap=False), "experts").values()) == {("memory", "cpu")}
     assert set(lives(made(model, expert_stream=True, expert_stream_slot_bytes=1), "experts").values()) == {("mapping", "cpu")}
+    assert set(lives(made(model, expand="VT_CPU_REF=1", expert_stream=True), "experts").values()) == {("memory", "cpu")}
     other_family = plan.make(model, Residency(expert_stream=True), CPU, streams_experts=False, places_experts=True)
     assert set(lives(other_family, "experts").values()) == {("mapping", "cpu")}
 

@@ -110,12 +110,6 @@ def test_the_jump_forward_variable_wins_both_ways(monkeypatch):
         refuse_what_is_not_built(EngineParams(model_path="m", enable_jump_forward=False))
 
 
-def test_reference_kernels_are_refused_by_their_variable(monkeypatch):
-    monkeypatch.setenv("VT_CPU_REF", "1")
-    with pytest.raises(ModelLoadError, match="VT_CPU_REF"):
-        refuse_what_is_not_built(EngineParams(model_path="m"))
-
-
 def test_c_numbers():
     assert [tri_state("enable_prefix_caching", n) for n in range(3)] == [None, True, False]
     assert [device_name(n) for n in range(3)] == ["auto", "cpu", "cuda"]

@@ -162,10 +162,10 @@ def test_a_placement_beside_the_mapping_is_said_whoever_asked(monkeypatch, capfd
 
 
 def test_a_refused_document_leaves_no_trace(monkeypatch, capfd):
-    monkeypatch.setenv("VT_GGUF_KEEP_QUANT", "0")
-    with pytest.raises(ModelLoadError, match="VT_GGUF_KEEP_QUANT"):
-        install(document(mmap={"enabled": False}, expert_stream={"enabled": True}))
-    monkeypatch.delenv("VT_GGUF_KEEP_QUANT")
+    monkeypatch.setenv("VT_PLACEMENT_FIT", "1")
+    with pytest.raises(ModelLoadError, match="cannot be combined with a manual placement"):
+        install(document(mmap={"enabled": False}, placement={"cpu_moe": True}))
+    monkeypatch.delenv("VT_PLACEMENT_FIT")
     assert capfd.readouterr().err == ""
     assert install(parse(None)) == Residency()
 
@@ -177,12 +177,15 @@ def test_streaming_is_turned_on_by_either(monkeypatch, source):
     assert install(document(expert_stream={"enabled": True}) if source == "document" else parse(None)).expert_stream is True
 
 
-def test_expanding_quantized_weights_is_refused_by_name(monkeypatch):
+def test_expanding_weights_is_asked_for_by_two_variables(monkeypatch):
+    assert install(parse(None)).expand == ""
     monkeypatch.setenv("VT_GGUF_KEEP_QUANT", "0")
-    with pytest.raises(ModelLoadError, match="VT_GGUF_KEEP_QUANT"):
-        install(parse(None))
+    assert (install(parse(None)).expand, install(parse(None)).reference) == ("VT_GGUF_KEEP_QUANT=0", False)
+    monkeypatch.setenv("VT_CPU_REF", "1")
+    assert (install(parse(None)).expand, install(parse(None)).reference) == ("VT_CPU_REF=1", True)
+    monkeypatch.setenv("VT_CPU_REF", "off")
     monkeypatch.setenv("VT_GGUF_KEEP_QUANT", "1")
-    install(parse(None))
+    assert install(parse(None)).expand == ""
 
 
 def test_fit_and_a_manual_placement_from_two_sources_are_refused(monkeypatch):

@@ -176,8 +176,6 @@ def refuse_what_is_not_built(params: EngineParams) -> None:
             raise ModelLoadError(f"{name} is not built in this version; leave it unset")
     if params.scheduling_policy != "fcfs":
         raise ModelLoadError(f"scheduling_policy {params.scheduling_policy!r} is not built in this version; use 'fcfs'")
-    if env.switch("VT_CPU_REF"):
-        raise ModelLoadError("VT_CPU_REF asks for the reference kernels, which are not built in this version; unset it")
     if params.jump_forward:
         cause = "VT_ENABLE_JUMP_FORWARD asks for it" if env.switch("VT_ENABLE_JUMP_FORWARD") else "enable_jump_forward asks for it"
         raise ModelLoadError(f"jump-forward decoding is not built in this version and {cause}; turn it off")

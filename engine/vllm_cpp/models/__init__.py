@@ -17,6 +17,7 @@ from vllm_cpp.models.builder import Builder, StepArrays
 from vllm_cpp.models.registry import find, supported
 from vllm_cpp.models.runner import Runner
 from vllm_cpp.residency.borrow import Weights
+from vllm_cpp.residency.expand import ExpandedWeights
 from vllm_cpp.residency.streaming import open_stream
 
 __all__ = ["Runner", "find", "load", "supported"]
@@ -36,12 +37,17 @@ def load(
     """Build the runner of an opened model. ModelLoadError naming the architecture, key, tensor or encoding that stands in the way."""
     family = find(model.architecture)
     hp = read_hyper_parameters(model)
-    layouts = [KvLayout(hp.num_kv_heads[il], hp.key_length, params.block_size, params.kv_cache_dtype) for il in range(hp.num_layers)]
+    kv_dtype = "f32" if residency.reference else params.kv_cache_dtype
+    layouts = [KvLayout(hp.num_kv_heads[il], hp.key_length, params.block_size, kv_dtype) for il in range(hp.num_layers)]
     num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts))
     blocks_a_sequence = -(-max_model_len // params.block_size)
     step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs), params.max_num_seqs, blocks_a_sequence)
     stream = open_stream(model, residency, streams_experts=family.streams_experts)
-    weights = Weights(model, residency, streamed=frozenset() if stream is None else stream.names)
+    if residency.expand:
+        weights: Weights = ExpandedWeights(model, residency)
+        model = weights.model
+    else:
+        weights = Weights(model, residency, streamed=frozenset() if stream is None else stream.names)
     try:
         builder = Builder(
             model,

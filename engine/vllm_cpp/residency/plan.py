@@ -90,7 +90,7 @@ class Plan:
         if expert and layer in self.streamed and (on_cpu or self.lane.serves):
             lives = "slots"
         elif on_cpu:
-            lives = "mapping" if self.residency.mmap else "memory"
+            lives = "mapping" if self.residency.mmap and not self.residency.expand else "memory"
         else:
             lives = f"{self.device.name} memory"
         placed = expert and layer in self.placement.on_cpu
@@ -141,8 +141,8 @@ def make(model: GGUFModel, residency: Residency, device: Device, *, streams_expe
 
 
 def _streamed(items: Inventory, residency: Residency) -> frozenset[int]:
-    """The layers all of whose slices fit a slot. Copied weights are in memory already, so nothing of them is streamed."""
-    if not (residency.expert_stream and residency.mmap):
+    """The layers all of whose slices fit a slot. Copied and expanded weights are in memory already, so nothing of them is streamed."""
+    if not (residency.expert_stream and residency.mmap) or residency.expand:
         return frozenset()
     fits = residency.expert_stream_slot_bytes
     towers = items.towers.items()

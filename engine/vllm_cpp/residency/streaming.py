@@ -83,6 +83,8 @@ def open_stream(model: GGUFModel, residency: Residency, *, streams_experts: bool
 def _why_not(model: GGUFModel, residency: Residency, layers: Sequence[object], streams_experts: bool) -> str:
     if not layers:
         return "it has no routed experts"
+    if residency.expand:
+        return f"{residency.expand} expands its experts to float32"
     if not residency.mmap:
         return "mmap is off, so its experts were copied into memory; turn it on (mmap.enabled, VT_GGUF_MMAP)"
     if not streams_experts:

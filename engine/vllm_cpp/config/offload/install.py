@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from dataclasses import dataclass
 
-from vllm_cpp import env, log
+from vllm_cpp import log
 from vllm_cpp.errors import ModelLoadError
 
 from .document import OffloadDocument, ResidencyRequest
@@ -43,9 +43,7 @@ def preview(document: OffloadDocument) -> Residency:
     """What `install` would answer with, and the same refusals; nothing is changed or said."""
     with _lock:
         _refuse_frozen(document.residency)
-        residency = _with_decisions(resolved(document.residency.over(_state.request)))
-        _refuse_expansion()
-        return residency
+        return _with_decisions(resolved(document.residency.over(_state.request)))
 
 
 def installed() -> ResidencyRequest:
@@ -120,11 +118,6 @@ def _frozen(field: str, value: object) -> ModelLoadError:
         f"weight residency config: {field} cannot be changed once a model of this process used it (in force: {in_force}); "
         "leave the field out, ask for the same value, or load this model in a process of its own"
     )
-
-
-def _refuse_expansion() -> None:
-    if env.switch("VT_GGUF_KEEP_QUANT") is False:
-        raise ModelLoadError("VT_GGUF_KEEP_QUANT is off, and this version never expands block-quantized weights; unset it")
 
 
 def _say(document: OffloadDocument, residency: Residency) -> None:

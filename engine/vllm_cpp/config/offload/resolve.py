@@ -17,6 +17,8 @@ from .parse import FIT_AND_MANUAL, overrides_from_text
 
 DEFAULT_SLOTS: Final = 64
 DEFAULT_STATS_EVERY: Final = 16
+REFERENCE: Final = "VT_CPU_REF=1"
+NO_BLOCKS: Final = "VT_GGUF_KEEP_QUANT=0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,8 @@ class Residency:
 
     prefault None is the default: only while the borrowed bytes fit in available memory. slot_bytes None is the largest slice of the file.
     device_weight_budget_bytes None is the device's own memory, 0 no check. `placement` is the manual placement, desugared: the first match
-    wins.
+    wins. `expand` says why weights are made float32 while loading, "" that they are not; `reference`, that all of them are, and the KV
+    cache with them.
     """
 
     mmap: bool = True
@@ -37,6 +40,11 @@ class Residency:
     device_weight_budget_bytes: int | None = None
     placement: tuple[Override, ...] = ()
     placement_fit: bool = False
+    expand: str = ""
+
+    @property
+    def reference(self) -> bool:
+        return self.expand == REFERENCE
 
 
 def from_environment(field: str) -> object:
@@ -78,4 +86,5 @@ def resolved(request: ResidencyRequest) -> Residency:
         device_weight_budget_bytes=final.device_weight_budget_bytes,
         placement=final.desugared(),
         placement_fit=bool(final.placement_fit),
+        expand=REFERENCE if env.switch("VT_CPU_REF") else NO_BLOCKS if env.switch("VT_GGUF_KEEP_QUANT") is False else "",
     )

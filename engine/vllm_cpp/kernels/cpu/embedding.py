@@ -1,6 +1,6 @@
-"""Rows picked by index: token embeddings out of the (encoded) table, and the hidden rows whose logits are wanted.
+"""Rows picked by index: token embeddings out of the (encoded) table, and the hidden rows whose logits are wanted; whole tables decoded.
 
-Owns both look-ups. Must not know encodings: the table's rows are decoded by the encoding's decode kernel, by address.
+Must not know encodings: a table's rows are decoded by the encoding's decode kernel, by address.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ def embed(args, tid, nth):  # type: ignore[no-untyped-def]
             field(args, _K),
             field(args, _OUT) + t * field(args, _OUT_STRIDE),
         )
+
+
+@jit.function(6)
+def decode_rows(decode_fn, w, stride, n_rows, k, out):  # type: ignore[no-untyped-def]
+    """out f32[n_rows, k] = decoded weight rows, `stride` bytes apart."""
+    for r in range(n_rows):
+        jit.call_decode(decode_fn, w + r * stride, k, out + 4 * k * r)
 
 
 @jit.op

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 
 from vllm_cpp.errors import ModelLoadError
 
@@ -31,12 +32,21 @@ class EncodingKernels:
 @cache
 def encoding_kernels(name: str) -> EncodingKernels:
     """The kernels of the encoding called `name` in GGUF (`Q4_K`)."""
+    module = _module(name)
+    return EncodingKernels(module.rows.address, module.tile.address, module.decode.address)
+
+
+def decode_address(name: str) -> int:
+    """The decode kernel of an encoding alone."""
+    return _module(name).decode.address
+
+
+def _module(name: str) -> ModuleType:
     if name not in NAMES:
         raise ModelLoadError(
             f"encoding {name} has no CPU kernels; there are kernels for {', '.join(NAMES)}: quantize the model to one of these"
         )
-    module = importlib.import_module(f"vllm_cpp.kernels.cpu.encodings.{name.lower()}")
-    return EncodingKernels(module.rows.address, module.tile.address, module.decode.address)
+    return importlib.import_module(f"vllm_cpp.kernels.cpu.encodings.{name.lower()}")
 
 
 def tile_scratch_bytes(k: int) -> int:
