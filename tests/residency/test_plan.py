@@ -83,5 +83,7 @@ def test_the_lane_needs_an_arena_of_the_largest_slices(model):
     assert result.need.arena_bytes == 3 * next(iter(result.slices))
     assert made(model, INTEGRATED, expert_stream=True, expert_stream_slots=3, expert_stream_slot_bytes=7).need.arena_bytes == 21
     assert set(lives(result, "experts").values()) == {("slots", "cuda")}
+    expanded = made(model, INTEGRATED, expert_stream=True, expand="VT_GGUF_KEEP_QUANT=0")
+    assert expanded.lane.missing.endswith("which is not kept in the file's form")
     unprobed = dataclasses.replace(INTEGRATED, total_bytes=None)
     assert made(model, unprobed).refusal is None

@@ -109,7 +109,8 @@ def make(model: GGUFModel, residency: Residency, device: Device, *, streams_expe
     ModelLoadError where the placement cannot be honoured; weights that do not fit are the plan's `refusal`.
     """
     items = inventory.take(model)
-    lane = device_fit.lane_for(items, device, expert_stream=residency.expert_stream, family_streams=streams_experts)
+    conditions = {"expert_stream": residency.expert_stream, "family_streams": streams_experts, "keep_quant": not residency.expand}
+    lane = device_fit.lane_for(items, device, **conditions)
     largest = max((tower.slice_bytes for towers in items.towers.values() for tower in towers), default=0)
     arena_bytes = residency.expert_stream_slots * (residency.expert_stream_slot_bytes or largest)
     budget = device_fit.budget_of(device, residency.device_weight_budget_bytes)
