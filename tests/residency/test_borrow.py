@@ -51,6 +51,19 @@ def test_copied_weights_are_the_same_bytes_elsewhere(model):
     weights.close()
 
 
+def test_beside_streamed_experts_all_but_towers_are_copied(tmp_path):
+    tiny_models.build("llama_moe", dtype="mix").write(tmp_path / "moe.gguf")
+    with open_model(tmp_path / "moe.gguf") as model:
+        towers = [tensor for tensor in model.tensors.values() if len(tensor.shape) == 3]
+        dense = next(tensor for tensor in model.tensors.values() if len(tensor.shape) == 2)
+        weights = Weights(model, Residency(), streamed={towers[0].name})
+        assert [weights.address(tensor) for tensor in towers] == [tensor.address for tensor in towers]
+        assert weights.address(dense) != dense.address
+        assert weights.borrowed_bytes == sum(tensor.n_bytes for tensor in towers[1:])  # prefault leaves streamed ones on disk
+        assert weights.copied_bytes == dense.n_bytes
+        weights.close()
+
+
 def test_a_file_that_shrank_is_named(model, monkeypatch):
     monkeypatch.setattr(borrow.os, "preadv", lambda fd, buffers, offset: 0)
     with pytest.raises(ModelLoadError, match=r"tiny\.gguf: the file ends inside tensor"):

@@ -1,7 +1,7 @@
 """The address of every kept weight: in the file's mapping (borrowed), or in a copy of our own.
 
-Weights are copied when mapping is off. They are also copied beside streamed experts of a file that exceeds memory: whatever is read through
-the mapping then keeps pushing it out of the page cache, and the copies are a small part of such a file.
+Weights are copied when mapping is off. Beside streamed experts all but towers are copied too: they are a small part of such a file, other
+reads keep pushing mapped pages out of the page cache, and a file that shrinks under the mapping would end the process.
 
 Owns: the copies, the tally, and reading the borrowed bytes in ahead of use, which is done only while they fit in available memory: a
 checkpoint larger than memory would evict its own first pages while faulting in its last. Must not know which tensors a family keeps or
@@ -44,7 +44,7 @@ class Weights:
         self._streamed = streamed
         room = available_bytes()
         self.exceed_memory = room is not None and sum(tensor.n_bytes for tensor in model.tensors.values()) > room
-        self._borrows = residency.mmap and not (streamed and self.exceed_memory)
+        self._borrows = residency.mmap
         self._prefault = residency.prefault
         self._spans: list[tuple[int, int]] = []  # borrowed: address, bytes
         self._copies: dict[str, mmap.mmap] = {}
@@ -58,7 +58,8 @@ class Weights:
             return tensor.address
         known = self._addresses.get(tensor.name)
         if known is None:
-            known = self._addresses[tensor.name] = self._borrow(tensor) if self._borrows else self._copy(tensor)
+            borrows = self._borrows and not (self._streamed and len(tensor.shape) < 3)
+            known = self._addresses[tensor.name] = self._borrow(tensor) if borrows else self._copy(tensor)
         return known
 
     def _borrow(self, tensor: TensorInfo) -> int:

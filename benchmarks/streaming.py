@@ -1,0 +1,240 @@
+"""Tokens per second of a mixture-of-experts model larger than memory: streamed, borrowed, and llama.cpp's mmap, in one run.
+
+Owns the comparison. Every arm is a process of its own in a memory control group with the same limit, begins with the model's pages out of
+the page cache, and takes its turn in every round; medians are compared. Must not know how slices are read. Run it as root, or where control
+groups may be made; the limit is a part of the file's size, or none.
+
+    python -m benchmarks.streaming model.gguf --limit 0.4 --slots 1650 --peer path/to/llama-bench
+
+Decoded tokens are random ones, as llama-bench's are: each goes its own way through the experts, and nothing repeats. `--text` continues an
+English text instead, whose routing is that of use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PAUSE_S = 0.5
+TEXT = "The history of the lighthouse begins long before there were engineers to build one. On the hills above the harbour"
+ROOT = Path("/sys/fs/cgroup")
+
+
+# ---- the limit
+
+
+@contextmanager
+def memory_group(limit: int | None) -> Iterator[Path | None]:
+    """A control group with that many bytes of memory; the folder a process joins by writing its number into `cgroup.procs`."""
+    if limit is None:
+        yield None
+        return
+    second = (ROOT / "cgroup.controllers").exists()
+    folder = (ROOT if second else ROOT / "memory") / f"vllm-streaming-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / ("memory.max" if second else "memory.limit_in_bytes")).write_text(str(limit))
+        if second:
+            (folder / "memory.swap.max").write_text("0")
+        yield folder
+    finally:
+        for _ in range(50):  # its processes are gone, its pages go with it
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
+def peak_of(folder: Path | None) -> int | None:
+    """The most memory the group used, page cache included."""
+    for name in ("memory.peak", "memory.max_usage_in_bytes"):
+        if folder is not None and (folder / name).exists():
+            return int((folder / name).read_text())
+    return None
+
+
+def forget_pages(model: Path) -> None:
+    """Out of the page cache; by itself, so that nothing else on the machine turns cold."""
+    with model.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run_limited(command: list[str], environment: dict[str, str], limit: int | None) -> tuple[str, int | None]:
+    """Standard output of the command, and the group's peak."""
+    with memory_group(limit) as folder:
+
+        def join() -> None:
+            if folder is not None:
+                (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, preexec_fn=join
+        )  # fmt: skip
+        if result.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {result.returncode}: {result.stderr.strip()[-800:]}")
+        return result.stdout, peak_of(folder)
+
+
+# ---- the arms
+
+
+def measure_here(model: Path, threads: int, prompt: int, generate: int, seed: int) -> dict[str, Any]:
+    """In the child: the runner under random tokens, without sampling, as llama-bench measures."""
+    from vllm_cpp import models
+    from vllm_cpp.config import offload
+    from vllm_cpp.config.engine import EngineParams
+    from vllm_cpp.gguf_file import open_model
+    from vllm_cpp.scheduler.batch import Chunk
+
+    draw = random.Random(seed)
+    start = time.perf_counter()
+    with open_model(model) as opened:
+        params = EngineParams(model_path=str(model), threads=threads, max_num_seqs=1)
+        runner = models.load(opened, params, offload.install(offload.parse(None)))
+        blocks, at = list(range(runner.num_blocks)), 0
+
+        def step(count: int) -> None:
+            nonlocal at
+            runner.run([Chunk([draw.randrange(runner.vocab_size) for _ in range(count)], at, blocks, True)])
+            at += count
+
+        loaded = time.perf_counter()
+        step(prompt)
+        first = time.perf_counter()
+        marks = [first]
+        for _ in range(generate):
+            step(1)
+            marks.append(time.perf_counter())
+        stats = runner.stats().get("expert_stream")
+        runner.close()
+    return _figures(loaded - start, first - loaded, prompt, marks, stats)
+
+
+def generate_here(model: Path, threads: int, generate: int, seed: int) -> dict[str, Any]:
+    """In the child: an English text goes on."""
+    import vllm_cpp
+
+    start = time.perf_counter()
+    with vllm_cpp.load(model, threads=threads, max_num_seqs=1) as llm:
+        loaded, marks = time.perf_counter(), []
+        with llm.stream(TEXT, max_tokens=generate + 1, temperature=0.8, seed=seed, ignore_eos=True) as stream:
+            for _ in stream:
+                marks.append(time.perf_counter())
+            prompt = stream.completion.prompt_tokens
+            timings = stream.completion.timings
+        stats = llm.stats()["expert_stream"]
+    marks = [marks[0] + i * (timings.finished - timings.first_token) / generate for i in range(generate + 1)]
+    return _figures(loaded - start, timings.first_token - timings.submitted, prompt, marks, stats)
+
+
+def _figures(load_s: float, first_s: float, prompt: int, marks: list[float], stats: dict[str, Any] | None) -> dict[str, Any]:
+    half = len(marks) // 2
+    return {
+        "load_s": load_s,
+        "prefill": prompt / first_s,
+        "decode": (len(marks) - 1) / (marks[-1] - marks[0]),
+        "second_half": (len(marks) - 1 - half) / (marks[-1] - marks[half]),
+        "seconds": marks[-1] - marks[0] + first_s,
+        "expert_stream": stats,
+    }
+
+
+def arms(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """The command and the environment of each arm, by name."""
+    child = [sys.executable, "-m", "benchmarks.streaming", str(args.model), "--child"]
+    child += [f"--{name}={getattr(args, name)}" for name in ("threads", "prompt", "generate")] + ["--text"] * args.text
+    found = {}
+    for slots in args.slots:
+        stream = {"VT_MOE_EXPERT_STREAM": "1", "VT_MOE_EXPERT_STREAM_SLOTS": str(slots), "VT_MOE_EXPERT_STREAM_STATS_EVERY": "0"}
+        found[f"streamed, {slots} slots"] = child, stream
+    found["borrowed"] = child, {"VT_MOE_EXPERT_STREAM": "0"}
+    if args.peer:
+        bench = [str(args.peer.resolve()), *["-r", "1", "-o", "json", "--no-warmup"], "-m", str(args.model), "-t", str(args.threads)]
+        bench += ["-p", str(args.prompt), "-n", str(args.generate)]
+        found["llama.cpp mmap"] = bench, {"LD_LIBRARY_PATH": f"{args.peer.resolve().parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    return {name: arm for name, arm in found.items() if not args.only or re.search(args.only, name)}
+
+
+def read_peer(text: str) -> dict[str, Any]:
+    rows = json.loads(text)
+    return {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown: medians, with the range of the rounds for decoding; each arm's decoding over the last one's."""
+    lines = ["| arm | decode, tok/s | over the last | second half | prefill, tok/s | load, s | hit rate | read, GB/s | peak, GB |"]
+    lines.append("|---|" + "---|" * 8)
+    base = median(row["decode"] for row in list(results.values())[-1])
+    for name, rows in results.items():
+        decode = [row["decode"] for row in rows]
+
+        def middle(key: str, form: str, rows: list[dict[str, Any]] = rows) -> str:
+            return format(median(row[key] for row in rows), form) if all(row.get(key) is not None for row in rows) else ""
+
+        hit = rate = ""
+        if rows[0].get("expert_stream"):
+            counted = [row["expert_stream"] for row in rows]
+            hit = f"{100 * median(c['hits'] / (c['hits'] + c['misses']) for c in counted):.1f} %"
+            rate = f"{median(c['bytes'] / row['seconds'] / 1e9 for c, row in zip(counted, rows, strict=True)):.2f}"
+        peak = f"{median(row['peak'] for row in rows) / 1e9:.2f}" if rows[0].get("peak") else ""
+        cells = [name, f"{median(decode):.2f} ({min(decode):.2f} to {max(decode):.2f})", f"{median(decode) / base:.1f}"]
+        cells += [middle("second_half", ".2f"), middle("prefill", ".1f"), middle("load_s", ".1f"), hit, rate, peak]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tokens per second of a mixture-of-experts model larger than memory.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--limit", type=float, help="memory limit as a part of the file's size; none if left out")
+    parser.add_argument("--slots", type=lambda text: [int(n) for n in text.split(",")], default=[64], help="numbers of slots (default: 64)")
+    parser.add_argument("--peer", type=Path, help="a llama-bench executable")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--generate", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--text", action="store_true", help="continue an English text instead of decoding random tokens")
+    parser.add_argument("--only", help="arms whose name this pattern finds")
+    parser.add_argument("--json", type=Path, help="also write every round to this file")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        seed = args.prompt
+        figures = (
+            generate_here(args.model, args.threads, args.generate, seed)
+            if args.text
+            else measure_here(args.model, args.threads, args.prompt, args.generate, seed)
+        )
+        print(json.dumps(figures))
+        return
+    limit = None if args.limit is None else int(args.limit * args.model.stat().st_size)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(args.rounds):
+        for name, (command, environment) in arms(args).items():
+            forget_pages(args.model)
+            time.sleep(PAUSE_S)
+            output, peak = run_limited(command, environment, limit)
+            figures = read_peer(output) if "--child" not in command else json.loads(output)
+            results.setdefault(name, []).append({**figures, "peak": peak})
+            print(f"{name}: {figures['decode']:.2f} tok/s", file=sys.stderr, flush=True)
+    about = {"model": args.model.name, "bytes": args.model.stat().st_size, "limit": limit, "date": time.strftime("%Y-%m-%d")}
+    print(f"{about['model']}, {about['bytes']} bytes, limit {limit}, {platform.machine()}, median of {args.rounds}\n\n{table(results)}")
+    if args.json:
+        args.json.write_text(json.dumps({**about, "arms": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
