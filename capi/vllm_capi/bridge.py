@@ -17,6 +17,7 @@ from vllm_capi.params import StructReader
 from vllm_capi.porters import Porters
 from vllm_capi.streams import RequestHandle, Stream
 from vllm_cpp.errors import GenerationError, InternalError, VllmError
+from vllm_cpp.residency import statistics
 
 if TYPE_CHECKING:
     from vllm_cpp.config.engine import EngineParams
@@ -210,6 +211,7 @@ def bind(ffi: Any, lib: Any, build: Callable[[EngineParams], Engine] = build_eng
     if lib.vllmpy_owns_interpreter():
         threading.stack_size(_STACK_BYTES)
     bridge = Bridge(ffi, lib, build)
+    statistics.watch(lambda address: lib.vllmpy_watch_counters(ffi.cast("int64_t *", address)))
     prefix = "vllmpy_"
     for name in CALLS:
         # The second net: what cffi itself cannot convert, which `call` never sees, is a status as well, and prints nothing.

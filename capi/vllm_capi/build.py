@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "c"
 TEMPLATES = HERE / "templates"
-DOOR_SOURCES = ("error.c", "values.c", "mux.c", "absent.c", "surface.c", "start.c")
+DOOR_SOURCES = ("error.c", "values.c", "mux.c", "absent.c", "surface.c", "start.c", "counts.c")
 
 # Runs inside the new interpreter. cffi prints what this raises and then answers calls with zero, so it raises nothing.
 INIT_CODE = """

@@ -31,6 +31,7 @@ typedef struct door_host {
   size_t failure_bytes;
   const char* executable; /* the interpreter to start; "" when the process already runs one */
   const char* site;       /* the directory that holds this vllm_capi, in case the interpreter does not know it */
+  void (*watch_counters)(int64_t* counters); /* counts.c: print these when the process ends, unless Python has */
 } door_host;
 
 /* The embedding module's one entry point: 0, or the reason in host->failure. */
@@ -41,6 +42,9 @@ int vllm_embed_boot(const door_host* host, door_table* table);
 void door_set_error(const char* text);
 vllm_status door_fail(const char* function, vllm_status status, const char* format, ...) __attribute__((format(printf, 3, 4)));
 vllm_status door_finish(const char* function, vllm_status status);
+
+/* counts.c: the counters whose last line is printed at the end of the process. */
+void door_watch_counters(int64_t* counters);
 
 /* start.c: brings Python up once; NULL when it cannot be used. door_failure then says why. */
 const door_table* door_open(void);

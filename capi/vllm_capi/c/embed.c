@@ -29,6 +29,8 @@ void vllmpy_start_failed(const char* text) { snprintf(host->failure, host->failu
 
 int vllmpy_owns_interpreter(void) { return owns_interpreter; }
 
+void vllmpy_watch_counters(int64_t* counters) { host->watch_counters(counters); }
+
 char* vllmpy_copy(const char* bytes, size_t n) {
   char* copy = malloc(n + 1);
   if (!copy) return NULL;

@@ -220,7 +220,14 @@ static int start(void) {
     snprintf(failure, sizeof failure, "cannot load the Python side: %s", dlerror());
     return -1;
   }
-  host = (door_host){door_set_error, failure, sizeof failure, executable, site};
+  host = (door_host){
+    .set_error = door_set_error,
+    .failure = failure,
+    .failure_bytes = sizeof failure,
+    .executable = executable,
+    .site = site,
+    .watch_counters = door_watch_counters,
+  };
   return boot(&host, &table);
 }
 
