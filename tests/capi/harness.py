@@ -16,6 +16,7 @@ from typing import Any
 
 def fails_every_third(params: Any) -> Any:
     import fakes
+    from fakes.models import Template
     from vllm_cpp.core import Engine
 
     runner = fakes.FakeRunner()
@@ -26,7 +27,7 @@ def fails_every_third(params: Any) -> Any:
             raise RuntimeError("this step fails")
 
     runner.before_run = before_run
-    return Engine(runner, fakes.FakeTokenizer(), params, None)
+    return Engine(runner, fakes.FakeTokenizer(), params, Template())
 
 
 class StandIn(importlib.abc.MetaPathFinder):
