@@ -67,6 +67,6 @@ def failing(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installati
     prefix = tmp_path_factory.mktemp("failing")
     install(prefix, str(wheel))
     [site] = prefix.glob("lib/python*/site-packages")
-    shutil.copy(Path(__file__).with_name("harness.py"), site / "sitecustomize.py")
-    (site / "fakes.pth").write_text(f"{ROOT / 'tests'}\n")
+    shutil.copy(Path(__file__).with_name("harness.py"), site / "harness.py")
+    (site / "harness.pth").write_text(f"{ROOT / 'tests'}\nimport harness\n")
     return Installation(prefix, tmp_path_factory.mktemp("failing-programs"))

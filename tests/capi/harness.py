@@ -1,6 +1,7 @@
 """Stands in for `vllm_cpp.api.build_engine` inside a test's own prefix: `fails.gguf` is a model whose every third step fails.
 
-Copied into that prefix as sitecustomize, so the library finds it as it would find any package; the product has no way to ask for it.
+Copied into that prefix beside a .pth file that imports it (some systems have a sitecustomize of their own); the product has no way to
+ask for it.
 """
 
 from __future__ import annotations

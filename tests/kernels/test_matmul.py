@@ -77,12 +77,13 @@ def experts(x, gate, up, down, ids, weights, gate_scale=None, nth=1):
     scratch = np.full(stride * nth, 0xFF, np.uint8)
     gate_out, up_out, y, out = (np.full((n_pairs, width), np.nan, np.float32) for width in (hidden, hidden, k, k))
     towers = {
-        name: pack(moe.TOWER_FIELDS, base=address(t), slice_bytes=t.strides[0]) for name, t in (("gate", gate), ("up", up), ("down", down))
+        name: pack(moe.TOWER_FIELDS, base=address(t), slice_bytes=t.strides[0], places=0)
+        for name, t in (("gate", gate), ("up", up), ("down", down))
     }
     fn = {"rows_fn": kernels.rows_address, "tile_fn": kernels.tile_address}
     shared = {"n_experts": n_experts, "offsets": address(offsets), "pairs": address(pairs), "scratch": address(scratch),
     "scratch_stride": stride,
-              "max_count": n_pairs}  # fmt: skip
+              "max_count": n_pairs, **dict.fromkeys(moe.WAVE_FIELDS, 0)}  # fmt: skip
     record = pack(
         moe.UP_FIELDS, **shared, top_k=top_k, act=address(x), act_stride=x.strides[0], up_act=address(x), up_act_stride=x.strides[0],
         gate_tower=address(towers["gate"]), gate_stride=gate.strides[1], gate_rows_fn=fn["rows_fn"], gate_tile_fn=fn["tile_fn"],
