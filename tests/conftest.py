@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import oracle
+
+# A job started in the background has SIGINT ignored, and hands that on to every program the tests start: they test what it does otherwise.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two shared cores make any deadline a matter of luck; what a test costs shows in --durations.
 hypothesis.settings.register_profile("shared-machine", deadline=None)
