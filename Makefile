@@ -91,7 +91,7 @@ docs: .venv/.installed ## write the generated parts of docs/ again
 	@$(BIN)/python docs/generate.py
 
 bench: .venv/.installed $(MOE) ## tokens per second, beside llama.cpp with PEER=path/to/llama-bench
-	@$(BIN)/python -m benchmarks.decode $(MOE) $(if $(PEER),--peer $(PEER))
+	@$(BIN)/python -m benchmarks.decode $(MOE) $(if $(PEER),--peer $(PEER)) $(ARGS)
 
 lock: ## write requirements/dev.txt again, from the bounds in pyproject.toml
 	@$(PYTHON) -m venv build/lock

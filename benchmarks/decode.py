@@ -1,99 +1,102 @@
-"""Tokens per second of prefill (pp) and decode (tg), as llama-bench counts them, and beside llama-bench in the same run.
+"""Tokens per second of prefill (pp) and decode (tg), as llama-bench counts them, and beside llama.cpp in the same run.
 
 Owns the measurement of whole steps. Must not know kernels. pp N is a prompt of N random tokens up to its first logits; tg N is N tokens
-generated after a prompt of one. Ours includes sampling, stop checks and text, as every caller pays them; llama-bench's has none of these.
-The contenders take turns (A B A B ...), each loading the model anew, so that neither is measured beside the other's idle threads and a
-drift of the machine meets both; the medians of the rounds are compared.
+generated, by one sequence or several; both at several depths of context, which is in the KV cache when the clock starts. Ours includes
+sampling, stop checks and text, as every caller pays them; llama.cpp's benchmarks have none of these. The contenders take turns (A B A B
+...), each loading the model anew, so that neither is measured beside the other's idle threads and a drift of the machine meets both; the
+medians of the rounds are compared, and the speed of memory is measured in each round as well.
 
     python -m benchmarks.decode model.gguf --peer path/to/llama-bench --threads 1,2 --json out.json
+    python -m benchmarks.decode model.gguf --contexts 0 --batches 1         (quick)
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
-import subprocess
+import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import vllm_cpp
+from benchmarks.peers import llama_batched_bench, llama_bench
+from benchmarks.results import Case, Report, Result
+from vllm_cpp.gguf_file import open_model
+from vllm_cpp.gguf_file.hparams import read_hyper_parameters
 
 PAUSE_S = 0.3  # worker threads of the contender before spin on for a moment
+BLOCK = 32
+_TOWER = re.compile(r"_(?:ch)?exps\.weight$")
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Tokens per second of one contender in one round."""
-
-    contender: str
-    threads: int
-    prefill: float
-    decode: float
-
-
-def measure(model: Path, threads: int, prompt: int, generate: int, seed: int) -> Rates:
-    """Load, warm up, and time one prompt and one generation."""
+def measure(model: Path, threads: int, tests: Sequence[Case], seed: int) -> Iterator[Result]:
+    """Load, warm up, and run every test once."""
     draw = random.Random(seed)
-    with vllm_cpp.load(model, threads=threads, max_num_seqs=1) as llm:
+    batch = max(test.batch for test in tests)
+    blocks = max(test.batch * (-(-(test.context + test.tokens) // BLOCK) + 2) for test in tests)
+    with vllm_cpp.load(model, threads=threads, max_num_seqs=batch, num_blocks=blocks, block_size=BLOCK) as llm:
 
-        def run(n_prompt: int, n_new: int) -> Any:
-            ids = [draw.randrange(llm.tokenizer.vocab_size) for _ in range(n_prompt)]
-            return llm.generate(ids, max_tokens=n_new, temperature=0, ignore_eos=True).timings
+        def ids(n: int) -> list[int]:
+            return [draw.randrange(llm.tokenizer.vocab_size) for _ in range(n)]
 
-        run(prompt, 2)
-        timings = run(prompt, 1)
-        prefill = prompt / (timings.first_token - timings.submitted)
-        timings = run(1, generate + 1)
-        return Rates("vllm_cpp", threads, prefill, generate / (timings.finished - timings.first_token))
+        def run(prompts: list[list[int]], n_new: int, cached: int = 0) -> list[Any]:
+            done = llm.generate(prompts, max_tokens=n_new, temperature=0, ignore_eos=True)
+            found = {one.cached_prompt_tokens for one in done}
+            if found != {cached}:
+                raise RuntimeError(f"{sorted(found)} tokens of the prompts were in the KV cache, expected {cached} of each")
+            return [one.timings for one in done]
+
+        run([ids(64)], 2)
+        for test in tests:
+            contexts = [ids(test.context) for _ in range(test.batch)]
+            if test.context:
+                run(contexts, 1)
+            if test.kind == "pp":
+                (times,) = run([contexts[0] + ids(test.tokens)], 1, test.context)
+                seconds = times.first_token - times.submitted
+            else:
+                times = run([context + ids(1) for context in contexts], test.tokens + 1, test.context)
+                # From the first token of any sequence to the last of all: where they did not start together, that counts against us.
+                seconds = max(one.finished for one in times) - min(one.first_token for one in times)
+            yield Result("vllm_cpp", threads, test, test.batch * test.tokens / seconds)
 
 
-def measure_peer(peer: Path, model: Path, threads: int, prompt: int, generate: int) -> Rates:
-    """One run of llama-bench, which warms up by itself."""
-    options = ["-m", model, "-t", threads, "-p", prompt, "-n", generate, "-r", 1, "-o", "json"]
-    libraries = f"{peer.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    command = [str(part) for part in (peer, *options)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LD_LIBRARY_PATH": libraries})
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {result.stderr.strip()[-500:]}")
-    rows = json.loads(result.stdout)
-    rates = {"prefill" if row["n_prompt"] else "decode": row["avg_ts"] for row in rows}
-    return Rates(f"llama.cpp {rows[0]['build_commit']}", threads, **rates)
+def measure_peer(peer: Path, model: Path, threads: int, tests: Sequence[Case]) -> Iterator[Result]:
+    """The same tests by llama.cpp, as far as its benchmarks know them."""
+    results = list(llama_bench(peer, model, threads, tests))
+    yield from results
+    yield from llama_batched_bench(peer, model, threads, tests, results[0].contender if results else "llama.cpp")
 
 
-def rounds(contenders: Iterable[Callable[[int, int], Rates]], threads: list[int], count: int) -> list[Rates]:
+def token_bytes(path: Path, context: int) -> int:
+    """Bytes of weights and KV cache that one token of one sequence reads: every matrix once, of towers the chosen experts' share."""
+    with open_model(path) as model:
+        hp = read_hyper_parameters(model)
+        total = 0
+        for name, info in model.tensors.items():
+            if name == "token_embd.weight" and "output.weight" in model.tensors:
+                continue  # one row of it
+            layer = re.match(r"blk\.(\d+)\.", name)
+            towers = _TOWER.search(name) and layer
+            total += info.n_bytes * hp.top_k[int(layer[1])] // hp.num_experts if towers else info.n_bytes
+        return total + sum(2 * 2 * heads * hp.key_length * context for heads in hp.num_kv_heads)
+
+
+def rounds(contenders: Iterable[Callable[[int, int], Iterable[Result]]], threads: list[int], count: int) -> list[Result]:
     """Every contender once a round, in turn; called with the number of threads and of the round."""
     contenders, results = list(contenders), []
     for number in range(count):
         for n in threads:
             for contender in contenders:
                 time.sleep(PAUSE_S)
-                results.append(contender(n, number))
+                results += contender(n, number)
                 print(".", end="", flush=True)
     print()
     return results
-
-
-def table(results: list[Rates], prompt: int, generate: int) -> str:
-    """A Markdown table of medians, with the range of the rounds; the first contender's over each other one's."""
-    names = list(dict.fromkeys(rates.contender for rates in results))
-    lines = [
-        "| test | threads | " + " | ".join(f"{name}, tok/s" for name in names) + "".join(" | ratio" for _ in names[1:]) + " |",
-        "|---|---|" + "---|" * (2 * len(names) - 1),
-    ]
-    for test, field in ((f"pp{prompt}", "prefill"), (f"tg{generate}", "decode")):
-        for threads in dict.fromkeys(rates.threads for rates in results):
-            values = [[getattr(r, field) for r in results if (r.contender, r.threads) == (name, threads)] for name in names]
-            cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in values]
-            cells += [f"**{median(values[0]) / median(v):.2f}**" for v in values[1:]]
-            lines.append(f"| {test} | {threads} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 def machine() -> str:
@@ -102,27 +105,51 @@ def machine() -> str:
     return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} logical processors"
 
 
+def plan(prompt: int, generate: int, contexts: list[int], batches: list[int], batch_contexts: list[int]) -> list[Case]:
+    """One sequence at every context, then several at theirs."""
+    single = [Case(kind, n, context) for context in contexts for kind, n in (("pp", prompt), ("tg", generate)) if n]
+    return single + [Case("tg", generate, context, batch) for context in batch_contexts for batch in batches if batch > 1]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Tokens per second, beside llama.cpp's llama-bench.")
+    parser = argparse.ArgumentParser(description="Tokens per second, beside llama.cpp.")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--peer", type=Path, help="a llama-bench executable to take turns with")
-    parser.add_argument("--threads", default="1,2", help="numbers of worker threads (default: 1,2)")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt (default: 512)")
+    parser.add_argument("--peer", type=Path, help="a llama-bench to take turns with (and the llama-batched-bench beside it, for batches)")
+    parser.add_argument("--threads", type=numbers, default="1,2", help="numbers of worker threads (default: 1,2)")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt; 0 leaves pp out (default: 512)")
     parser.add_argument("--generate", type=int, default=128, help="tokens generated (default: 128)")
+    parser.add_argument("--contexts", type=numbers, default="0,1024,4096", help="depths for one sequence (default: 0,1024,4096)")
+    parser.add_argument("--batches", type=numbers, default="1,4,16", help="numbers of sequences that decode together (default: 1,4,16)")
+    parser.add_argument("--batch-contexts", type=numbers, default="0", help="depths for several sequences (default: 0)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write every round to this file")
+    parser.add_argument("--json", type=Path, help="also write every round to this file; benchmarks/plot.py draws it")
     args = parser.parse_args()
 
-    contenders = [lambda threads, number: measure(args.model, threads, args.prompt, args.generate, number)]
+    from benchmarks.bandwidth import read_gb_s
+
+    tests = plan(args.prompt, args.generate, args.contexts, args.batches, args.batch_contexts)
+    read: dict[int, list[float]] = {}
+
+    def memory(threads: int, _round: int) -> list[Result]:
+        read.setdefault(threads, []).append(read_gb_s(threads))
+        return []
+
+    contenders: list[Callable[[int, int], Iterable[Result]]] = [
+        memory, lambda threads, number: measure(args.model, threads, tests, number),
+    ]  # fmt: skip
     if args.peer:
-        contenders.append(lambda threads, _: measure_peer(args.peer.resolve(), args.model, threads, args.prompt, args.generate))
-    results = rounds(contenders, [int(n) for n in args.threads.split(",")], args.rounds)
-    about = {"model": args.model.name, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "vllm_cpp": vllm_cpp.__version__}
-    print(f"{about['model']}, {about['date']}, {about['machine']}, median of {args.rounds}\n")
-    print(table(results, args.prompt, args.generate))
+        contenders.append(lambda threads, _: measure_peer(args.peer.resolve(), args.model, threads, tests))
+    about = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "vllm_cpp": vllm_cpp.__version__}
+    results = rounds(contenders, args.threads, args.rounds)
+    report = Report(args.model.name, about, results, read, {context: token_bytes(args.model, context) for context in args.contexts})
+    print(f"{report.model}, {about['date']}, {about['machine']}, median of {args.rounds}\n")
+    print(report.markdown())
     if args.json:
-        document = {**about, "prompt": args.prompt, "generate": args.generate, "rounds": [asdict(rates) for rates in results]}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        report.save(args.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vllm_cpp.gguf_file import GGUFModel
-from vllm_cpp.gguf_file.values import ARRAY, STRING, UINT32
+from vllm_cpp.gguf_file.values import ARRAY, BOOL, FLOAT32, STRING, UINT32
 
 ALIGNMENT = 32
 
@@ -50,6 +50,19 @@ def key_values(model: GGUFModel, skip: tuple[str, ...] = ()) -> list[bytes]:
 
 def u32(key: str, value: int) -> bytes:
     return _string(key) + struct.pack("<II", UINT32, value)
+
+
+def f32(key: str, value: float) -> bytes:
+    return _string(key) + struct.pack("<If", FLOAT32, value)
+
+
+def bool_(key: str, *, value: bool) -> bytes:
+    return _string(key) + struct.pack("<I?", BOOL, value)
+
+
+def array(key: str, element: int, packed: list[bytes]) -> bytes:
+    """An array of values that are packed already; `element` is their type."""
+    return _string(key) + struct.pack("<IIQ", ARRAY, element, len(packed)) + b"".join(packed)
 
 
 def text(key: str, value: str) -> bytes:

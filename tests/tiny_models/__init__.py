@@ -6,8 +6,8 @@ the model itself need not be kept. `dtype` is an encoding's name, or "mix" for t
     python -m tiny_models qwen3moe out.gguf --seed 1 --size 0 --dtype mix       (from tests/, with engine/ on the path)
 """
 
-from tiny_models.families import FAMILIES
-from tiny_models.model import TinyModel
+from .families import FAMILIES
+from .model import TinyModel
 
 __all__ = ["FAMILIES", "TinyModel", "build"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiny_models.model import VOCAB, TinyModel
+from .model import VOCAB, TinyModel
 
 
 @dataclass(frozen=True, kw_only=True)

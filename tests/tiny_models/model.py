@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tiny_models.blocks import random_blocks
-from tiny_models.container import Stored, as_bytes, file_bytes, value, write_shards
-from tiny_models.vocabulary import CHAT_TEMPLATE, vocabulary
 from vllm_cpp.quants import ENCODINGS
+
+from .blocks import random_blocks
+from .container import Stored, as_bytes, file_bytes, value, write_shards
+from .vocabulary import CHAT_TEMPLATE, vocabulary
 
 VOCAB = 320
 MIX = "mix"

@@ -17,7 +17,7 @@ import numpy as np
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.mapped import MappedFile
 
-STRING, ARRAY, BOOL, UINT32 = 8, 9, 7, 4
+STRING, ARRAY, BOOL, UINT32, INT32, FLOAT32 = 8, 9, 7, 4, 5, 6
 # type id -> (name, numpy type); strings and arrays have no fixed size
 SCALARS: dict[int, tuple[str, str]] = {
     0: ("u8", "<u1"),
