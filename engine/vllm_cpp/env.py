@@ -61,8 +61,9 @@ _ROWS: Final = (
     Row("VT_ENABLE_JUMP_FORWARD", Kind.SWITCH, "off", "jump-forward decoding of structured output; wins over the parameter"),
     Row("VT_CPU_REF", Kind.SWITCH, "off", "the reference lane: all weights and the KV cache in float32, activations never rounded"),
     Row("VLLM_CPP_CPU_THREADS", Kind.COUNT, "physical cores this process may use", "worker threads of an engine"),
-    Row("VLLM_CPP_CACHE_DIR", Kind.TEXT, "vllm_cpp in the user's cache directory", "where compiled kernels are kept"),
-    Row("XDG_CACHE_HOME", Kind.TEXT, "~/.cache", "the user's cache directory"),
+    Row("VLLM_CPP_CACHE_DIR", Kind.TEXT, "vllm_cpp in the user's cache directory", "where kernels are kept; read as each is first used"),
+    Row("XDG_CACHE_HOME", Kind.TEXT, ".cache in the home directory", "the user's cache directory"),
+    Row("HOME", Kind.TEXT, "what the system has for the user", "the user's home directory"),
 )
 ROWS: Final[dict[str, Row]] = {row.name: row for row in _ROWS}
 

@@ -1,7 +1,7 @@
-"""How a kernel is compiled, cached on disk and called.
+"""How a kernel is compiled and called.
 
-Owns every numba option in the library, the shapes of compiled functions (see the four decorators), and the kernel cache, whose files are
-named by the hash of the sources behind a kernel (`sources.py`). Must not know what any kernel computes.
+Owns every numba option in the library, and the shapes of compiled functions (see the four decorators). Must not know what any kernel
+computes, nor where compiled ones are kept (`cache.py`).
 
 A decorated function is not compiled until its `.address` is asked for, so only the encodings a file holds cost anything. All four kinds are
 C functions over int64 (addresses in bytes, counts): they can be stored in a table and called from compiled code (`call_op` and its
@@ -11,84 +11,20 @@ siblings) or, with the GIL released, from Python by calling the kernel itself.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import tempfile
 import threading
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from vllm_cpp import env, log
-from vllm_cpp.kernels import sources
+from vllm_cpp.kernels import cache
 
 # The one place that names numba options. numpy's error model: no Python exception can be raised from a kernel (division by zero is inf or
 # nan).
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
-
-
-@lru_cache(maxsize=1)
-def cache_root() -> Path:
-    """The folder compiled kernels are kept in: VLLM_CPP_CACHE_DIR, else the user's cache folder; a private temporary folder, said once,
-    where that cannot be written (kernels are then compiled again by the next process)."""
-    asked = env.text("VLLM_CPP_CACHE_DIR")
-    wanted = Path(asked) if asked else Path(env.text("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_cpp"
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=wanted).close()
-    except OSError as why:
-        fallback = Path(tempfile.mkdtemp(prefix="vllm_cpp-"))
-        log.once(
-            "kernel-cache",
-            f"kernels: cannot write the cache folder {wanted} ({why.strerror}); compiled kernels go to {fallback} and are "
-            "not kept. Set VLLM_CPP_CACHE_DIR to a writable folder.",
-        )
-        return fallback
-    return wanted
-
-
-class _Locator(_CacheLocator):
-    """Names a kernel's cache files by the hash of all sources it is made from, not by its own file's time stamp."""
-
-    def __init__(self, py_func: Callable[..., Any]):
-        self._name = f"{py_func.__module__}.{py_func.__qualname__}"
-        self._sources = sources.hash_of(py_func.__module__)
-
-    def get_cache_path(self) -> str:
-        return str(cache_root() / "kernels")
-
-    def get_source_stamp(self) -> str:
-        return self._sources
-
-    def get_disambiguator(self) -> str:
-        return hashlib.sha256(f"{self._name} {self._sources}".encode()).hexdigest()[:16]
-
-    @classmethod
-    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator | None:  # noqa: ARG003 - numba passes both
-        self = cls(py_func)
-        try:
-            self.ensure_cache_path()
-        except OSError:
-            return None
-        return self
-
-
-class _CacheImpl(CompileResultCacheImpl):
-    _locator_classes = (_Locator,)
-
-    def check_cachable(self, cres: Any) -> bool:
-        # numba refuses functions with constant addresses baked in; ours take every address as an argument.
-        return not cres.lifted
-
-
-class _KernelCache(FunctionCache):
-    _impl_class = _CacheImpl
 
 
 class Kernel:
@@ -110,11 +46,7 @@ class Kernel:
             if self._compiled is None:
                 signature = (types.int64,) * self.n_args, types.void
                 fresh = CFunc(self.python, signature, {}, dict(_OPTIONS))
-                fresh._cache = _KernelCache(self.python)
-                if not _cached(fresh):
-                    log.once(
-                        "kernel-compile", "kernels: compiling for this machine (the first run only; later runs load them from the cache)"
-                    )
+                fresh._cache = cache.of(self.python)
                 fresh.compile()
                 self._call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * self.n_args)(fresh.address)
                 self._compiled = fresh
@@ -140,13 +72,6 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
-
-
-def _cached(kernel: CFunc) -> bool:
-    """Whether the disk cache holds this kernel for this CPU (index look-up only)."""
-    cache = kernel._cache
-    key = cache._index_key(kernel._sig, kernel._targetdescr.target_context.codegen())
-    return key in cache._cache_file._load_index()
 
 
 def op(py_func: Callable[..., Any]) -> Kernel:
