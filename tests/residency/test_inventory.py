@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tiny_models
+from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file import open_model
 from vllm_cpp.residency import inventory
 
@@ -42,6 +43,30 @@ def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path):
         whole = opened.get_u32("qwen3moe.block_count")
     assert items.num_layers == whole - 1
     assert {weight.layer for weight in items.weights} == {None, *range(whole - 1)}
+
+
+@pytest.mark.parametrize(("layers", "nextn", "key"), [(0, 0, "block_count"), (2**31 - 2, 0, "block_count"), (2, 2, "nextn_predict_layers")])
+def test_layers_that_cannot_be_are_refused_by_the_key(tmp_path, layers, nextn, key):
+    model = tiny_models.build("qwen2moe", dtype="F32")
+    model.keys({"block_count": layers, "nextn_predict_layers": nextn})
+    model.write(tmp_path / "lies.gguf")
+    with open_model(tmp_path / "lies.gguf") as opened, pytest.raises(ModelLoadError, match=rf"key 'qwen2moe\.{key}' at byte \d+: is"):
+        inventory.take(opened)
+
+
+@pytest.mark.parametrize("top_k", [3, [3, 1, 2, 4]])
+def test_top_k_is_known_of_the_layers_with_towers(tmp_path, top_k):
+    model = tiny_models.build("qwen3moe", dtype="F32")
+    model.keys({"expert_used_count": top_k, "block_count": 4})
+    for part in ("gate", "up", "down"):
+        del model.tensors[f"blk.0.ffn_{part}_exps.weight"]
+    model.write(tmp_path / "some.gguf")
+    with open_model(tmp_path / "some.gguf") as opened:
+        items = inventory.take(opened)
+    each = [top_k] * 4 if isinstance(top_k, int) else top_k
+    assert items.top_k == {layer: each[layer] for layer in items.towers}
+    assert 0 not in items.towers
+    assert items.towers
 
 
 def test_a_tower_by_another_name_is_none(tmp_path):

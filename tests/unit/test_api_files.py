@@ -114,3 +114,9 @@ class TestARealRun:
         with pytest.raises(InvalidArgumentError, match="kv_cache_memory_bytes"):
             api.load(tiny, kv_cache_memory_bytes=1)
         assert not mapped(tiny)
+
+    @pytest.mark.parametrize("sizes", [{"num_blocks": 2**31 - 1}, {"num_blocks": 2**31 - 1, "block_size": 2**31 - 16}])
+    def test_a_cache_beyond_memory_is_refused_as_such(self, tiny, sizes):
+        with pytest.raises(ModelLoadError, match=r"not enough memory for 2147483647 KV blocks of \d+ tokens, which take \d+ bytes; lower"):
+            api.load(tiny, **sizes)
+        assert not mapped(tiny)

@@ -100,10 +100,7 @@ class _Keys:
 def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
     """Everything the attention families need, or a ModelLoadError that names the key."""
     keys = _Keys(model)
-    layers = keys.integer("block_count", least=1, most=MAX_LAYERS)
-    nextn = keys.integer("nextn_predict_layers", 0)
-    if nextn >= layers:
-        keys.refuse("nextn_predict_layers", f"is {nextn}, expected fewer than block_count, {layers}")
+    layers, nextn = _layers(keys)
     embedding = keys.integer("embedding_length", least=1)
     heads = keys.per_layer("attention.head_count", layers, least=1)
     kv_heads = _kv_heads(keys, layers, heads)
@@ -137,6 +134,21 @@ def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
         num_expert_groups_used=groups_used,
         num_leading_dense_layers=keys.integer("leading_dense_block_count", 0, most=layers),
     )
+
+
+def read_num_layers(model: GGUFModel) -> int:
+    """How many layers run, of a file of any architecture; refused in the same words."""
+    layers, nextn = _layers(_Keys(model))
+    return layers - nextn
+
+
+def _layers(keys: _Keys) -> tuple[int, int]:
+    """Layers the file has, and how many of them, the last ones, only predict further tokens."""
+    layers = keys.integer("block_count", least=1, most=MAX_LAYERS)
+    nextn = keys.integer("nextn_predict_layers", 0)
+    if nextn >= layers:
+        keys.refuse("nextn_predict_layers", f"is {nextn}, expected fewer than block_count, {layers}")
+    return layers, nextn
 
 
 def _kv_heads(keys: _Keys, layers: int, heads: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ Owns allocation only. Every array here outlives the records that hold its addres
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,13 @@ ALIGNMENT = 64
 
 
 def aligned_zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-    """A zeroed, C-contiguous array whose first byte stands on a 64-byte boundary. Pages are not touched, so unused room costs nothing."""
+    """A zeroed, C-contiguous array whose first byte stands on a 64-byte boundary. Pages are not touched, so unused room costs nothing.
+    MemoryError where there is no such room, however large the numbers."""
     dtype = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else shape
-    n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if n_bytes > sys.maxsize - ALIGNMENT:  # numpy would say that the dimensions are wrong
+        raise MemoryError(f"{n_bytes} bytes for an array {shape} of {dtype}")
     raw = np.zeros(n_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n_bytes].view(dtype).reshape(shape)

@@ -125,11 +125,11 @@ class Builder:
         self.num_threads = num_threads
         self.kv_layouts = kv_layouts
         self.num_kv_blocks = num_kv_blocks
-        self.kv_caches = [layout.allocate(num_kv_blocks) for layout in kv_layouts]
         self.logits = aligned_zeros((step.max_seqs, vocab_size), np.float32)
         self.head_record: np.ndarray | None = None
         self.program = Program()
         self.counts: list[Count] = []
+        self._kv_caches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._keep: list[np.ndarray] = []  # arrays whose addresses stand in records
         self._arrays: dict[str, np.ndarray] = {}
         self._activations: dict[str, np.ndarray] = {}
@@ -144,6 +144,19 @@ class Builder:
         array = aligned_zeros(shape, dtype)
         self._keep.append(array)
         return array
+
+    def _kv_cache(self, il: int) -> tuple[np.ndarray, np.ndarray]:
+        """The KV blocks of layer `il`: made at first use, when the shapes of tensors have borne out the numbers that size them."""
+        if il not in self._kv_caches:
+            try:
+                self._kv_caches[il] = self.kv_layouts[il].allocate(self.num_kv_blocks)
+            except MemoryError as error:
+                n_bytes = self.num_kv_blocks * sum(layout.block_bytes for layout in self.kv_layouts)
+                raise ModelLoadError(
+                    f"{self.model.path}: not enough memory for {self.num_kv_blocks} KV blocks of {self.kv_layouts[il].block_size} tokens, "
+                    f"which take {n_bytes} bytes; lower num_blocks, block_size, kv_cache_memory_bytes or max_model_len"
+                ) from error
+        return self._kv_caches[il]
 
     def count(self, source: str, factor: int = 1) -> Address:
         """The cell that holds `factor` times this step's "tokens", "sampled" rows or "seqs", as `source` says."""
@@ -347,7 +360,7 @@ class Builder:
     ) -> None:
         """Norm the heads (weights may be 0), turn q and k in place, write k and v of layer `il` to their KV blocks."""
         kv, step = self.kv_layouts[il], self.step
-        k_cache, v_cache = self.kv_caches[il]
+        k_cache, v_cache = self._kv_cache(il)
         record = pack(
             rope.ROPE_STORE_FIELDS, count=q.count, q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride, v=v.address,
             v_stride=v.stride,
@@ -364,7 +377,7 @@ class Builder:
     def attention(self, il: int, q: Rows, out: Rows, scale: float) -> None:
         """out = causal attention of q over the stored keys and values of layer `il`."""
         kv, step = self.kv_layouts[il], self.step
-        k_cache, v_cache = self.kv_caches[il]
+        k_cache, v_cache = self._kv_cache(il)
         n_heads = q.width // kv.head_dim
         k_product, v_product = panel.PRODUCTS[kv.dtype]
         record = pack(

@@ -35,6 +35,7 @@ class Traits:
 def describe(b: Builder, hp: HyperParameters, traits: Traits) -> None:
     """Embedding, layers, head: the frame that all attention families share (FAMILIES: Frame)."""
     _check(hp)
+    _check_widths(b, hp)
     tokens, sampled = b.count("tokens"), b.count("sampled")
     x = b.rows("x", hp.embedding_length, tokens)
     table = b.weight("token_embd.weight", hp.vocab_size, hp.embedding_length)
@@ -70,6 +71,18 @@ def _check(hp: HyperParameters) -> None:
         )
     if len(set(zip(hp.num_heads, hp.num_kv_heads, strict=True))) != 1:
         raise ModelLoadError(f"attention.head_count differs between layers, which {hp.architecture} does not have: {hp.num_heads}")
+
+
+def _check_widths(b: Builder, hp: HyperParameters) -> None:
+    """Hold the numbers that size activations and KV blocks against tensors, before anything is allocated: where a key lies, the refusal
+    names the tensor that says otherwise. (The other parts look at their weights first.)"""
+    n, q, kv = hp.embedding_length, hp.num_heads[0] * hp.key_length, hp.num_kv_heads[0] * hp.key_length
+    b.model.need("token_embd.weight", (hp.vocab_size, n))
+    if "blk.0.attn_qkv.weight" in b.model.tensors:
+        b.model.need("blk.0.attn_qkv.weight", (q + 2 * kv, n))
+    else:
+        b.model.need("blk.0.attn_q.weight", (q, n))
+        b.model.need("blk.0.attn_k.weight", (kv, n))
 
 
 def _only_sampled(b: Builder, x: Rows, name: str, sampled: int) -> Rows:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm_cpp.gguf_file import GGUFModel, TensorInfo
+from vllm_cpp.gguf_file.hparams import read_num_layers
 
 _TOWER: Final = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch|)exps\.weight")
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
@@ -68,19 +69,22 @@ def weight_of(tensor: TensorInfo) -> Weight:
 
 
 def take(model: GGUFModel) -> Inventory:
-    """The inventory of an opened file."""
-    prefix = f"{model.architecture}."
-    num_layers = model.get_u32(prefix + "block_count", 0) - model.get_u32(prefix + "nextn_predict_layers", 0)
-    weights = (weight_of(tensor) for tensor in model.tensors.values())
+    """The inventory of an opened file. ModelLoadError where its keys do not say how many layers run."""
+    num_layers = read_num_layers(model)
+    counted = (weight_of(tensor) for tensor in model.tensors.values())
+    weights = tuple(weight for weight in counted if weight.layer is None or weight.layer < num_layers)
     return Inventory(
         architecture=model.architecture,
         num_layers=num_layers,
-        weights=tuple(weight for weight in weights if weight.layer is None or weight.layer < num_layers),
-        top_k=_top_k(model, prefix + "expert_used_count", num_layers),
+        weights=weights,
+        top_k=_top_k(model, sorted({int(weight.layer or 0) for weight in weights if weight.num_experts})),
     )
 
 
-def _top_k(model: GGUFModel, key: str, num_layers: int) -> dict[int, int]:
-    if model.kv.is_array(key):
-        return dict(zip(range(num_layers), (int(value) for value in model.get_array(key, "int")), strict=False))
-    return dict.fromkeys(range(num_layers), model.get_u32(key, 0))
+def _top_k(model: GGUFModel, layers: list[int]) -> dict[int, int]:
+    """Of the layers that have towers: one number for all, or an array with one for each layer of the file."""
+    key = f"{model.architecture}.expert_used_count"
+    if not model.kv.is_array(key):
+        return dict.fromkeys(layers, model.get_u32(key, 0))
+    values = model.get_array(key, "int")
+    return {layer: int(values[layer]) for layer in layers if layer < len(values)}

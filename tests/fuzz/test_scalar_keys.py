@@ -1,0 +1,54 @@
+"""Models whose keys lie, planned and loaded in a child process with little memory.
+
+Every whole number of a sound model is overwritten by extremes. Each such file loads, or is refused with a ModelLoadError that names a key
+or a tensor: never for lack of memory, because nothing may be sized by a number that nothing has checked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import oracle
+from tiny_models.container import KINDS, file_bytes
+
+ENGINE = Path(__file__).parents[2] / "engine"
+CHILD = Path(__file__).with_name("load_child.py")
+U32 = struct.pack("<I", KINDS["u32"][0])
+EXTREMES = (0, 2**30, 2**31 - 1, 2**32 - 1)  # 2^30 also divides well
+
+
+@pytest.mark.parametrize("name", ["qwen2moe-s1-z0-F32", "llama-s1-z0-F32"])
+def test_extreme_numbers_load_or_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    model = oracle.cases()[name].model()
+    edits = ["none"]
+    paths = [model.write(tmp_path / "0.gguf")]  # a name that is no key: refusals hold it
+    alone = [(key,) for key, stored in model.kvs.items() if stored[:4] == U32 and len(stored) == 8]
+    together = (f"{model.arch}.attention.key_length", f"{model.arch}.attention.value_length")  # one that differs is refused for that
+    for keys, extreme in itertools.product([*alone, together], EXTREMES):
+        edits.append(f"{' and '.join(keys)} = {extreme}")
+        paths.append(tmp_path / f"{len(paths)}.gguf")
+        lie = U32 + struct.pack("<I", extreme)
+        paths[-1].write_bytes(file_bytes({**model.kvs, **dict.fromkeys(keys, lie)}, model.tensors))
+    child = subprocess.run(
+        [sys.executable, str(CHILD)],
+        input=json.dumps([str(path) for path in paths]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ENGINE)},
+    )
+    verdicts = [json.loads(line) for line in child.stdout.splitlines()]
+    assert len(verdicts) == len(paths), f"died at {edits[len(verdicts)]}: {child.stderr[-2000:]}"
+    assert verdicts[0] == "ok"
+    named = re.compile(r"^refused .*(key '|tensor '|[a-z]_(length|count)\b)", re.DOTALL)
+    assert [(edit, v) for edit, v in zip(edits, verdicts, strict=True) if v != "ok" and not named.match(v)] == []
+    assert 20 < sum(v != "ok" for v in verdicts) < len(verdicts) - 5  # both are common, or the edits miss
