@@ -348,33 +348,32 @@ class LLM:
 
 
 class _Deliveries:
-    """What a request delivers, as an iterator in the caller's thread."""
+    """What a request delivers, as an iterator in the caller's thread.
+
+    The engine holds the callback for as long as the request runs, so the callback holds the queue and not this object: one that is dropped
+    is then gone at once, and ends its request.
+    """
+
+    _over = True  # until there is a request
 
     def __init__(self, submit: Callable[[Callable[..., bool]], Request]) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._request = submit(_into(self._queue))
         self._over = False
-        self._request: Request | None = None
-        self._request = submit(self._deliver)
-
-    def _deliver(self, *delivery: Any) -> bool:
-        raise NotImplementedError
 
     def _end(self) -> None:
         self._over = True
-        assert self._request is not None
         self._request.wait()  # raises what went wrong
 
     @property
     def completion(self) -> Completion:
         """What the request ended with; known once the iterator is used up or closed."""
-        assert self._request is not None
         return self._request.wait()
 
     def close(self) -> None:
         """End the request if it still runs. Safe to call twice, or after the last item."""
         self._over = True
-        if self._request is not None:
-            self._request.cancel()
+        self._request.cancel()
 
     def __enter__(self) -> Any:
         return self
@@ -383,22 +382,27 @@ class _Deliveries:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_over", True):
+        if not self._over:
             self.close()
+
+
+def _into(deliveries: queue.SimpleQueue[Any]) -> Callable[..., bool]:
+    def put(*delivery: Any) -> bool:
+        deliveries.put(delivery)
+        return True
+
+    return put
 
 
 class Stream(_Deliveries, Iterator[str]):
     """The text of one completion, piece by piece; no piece splits a character. `completion` has the whole once it is over."""
-
-    def _deliver(self, text: str, finished: bool) -> bool:
-        self._queue.put((text, finished))
-        return True
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> str:
         while not self._over:
+            self._request.refuse_endless_wait("stream")
             text, finished = self._queue.get()
             if finished:
                 self._end()
@@ -410,22 +414,19 @@ class Stream(_Deliveries, Iterator[str]):
 class ChunkStream(_Deliveries, Iterator[dict[str, Any]]):
     """The chunks of one chat answer."""
 
-    def _deliver(self, chunk: dict[str, Any]) -> bool:
-        self._queue.put(chunk)
-        return True
-
     def __iter__(self) -> ChunkStream:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        assert self._request is not None
         while not self._over:
+            self._request.refuse_endless_wait("chat")
             # A failed request delivers no last chunk, so its end is seen on the request.
             if self._request.done and self._queue.empty():
                 self._end()
                 break
             with contextlib.suppress(queue.Empty):
-                return dict(self._queue.get(timeout=_POLL_S))
+                (chunk,) = self._queue.get(timeout=_POLL_S)
+                return dict(chunk)
         raise StopIteration
 
 

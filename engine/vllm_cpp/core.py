@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import operator
+import os
 import re
 import threading
 import time
@@ -82,6 +83,7 @@ class Engine:
         self._cancelled: deque[Request] = deque()
         self._closing = False
         self._cause: BaseException | None = None  # of an end that nobody asked for
+        self.is_forked = False  # this is the copy in a forked child: it has no threads, and its locks may be held by nobody
         self._jobs: set[_Job] = set()
         self.delivery_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
@@ -112,6 +114,8 @@ class Engine:
 
     def start(self, request: Request) -> Request:
         """Let a prepared request run."""
+        if self.is_forked:
+            raise GenerationError("the engine was started before fork(), and a forked child cannot use it; load after the fork, or exec")
         with self._wake:
             if self._cause is not None:
                 raise GenerationError(f"the engine stopped after an internal error ({self._cause}); load the model again") from self._cause
@@ -124,8 +128,11 @@ class Engine:
     def close(self) -> None:
         """Abort what runs, wake every waiter, close the runner. Returns when no callback will be called any more.
 
-        Called from a callback or a logits processor it only asks: the engine ends when that has returned.
+        Called from a callback or a logits processor it only asks: the engine ends when that has returned. In a forked child it does
+        nothing: the engine is the parent's.
         """
+        if self.is_forked:
+            return
         self._ask_to_close()
         current = threading.current_thread()
         if current is self._thread or current in self.delivery_threads:
@@ -163,6 +170,8 @@ class Engine:
     # for requests
 
     def cancel(self, request: Request) -> None:
+        if self.is_forked:
+            return
         with self._wake:
             self._cancelled.append(request)
             self._wake.notify()
@@ -325,8 +334,17 @@ def _because(what: str, error: Exception) -> GenerationError:
 @atexit.register
 def _close_open_engines() -> None:
     """End the step threads before the interpreter goes: one inside a kernel would come back to nothing. Callbacks are not waited for."""
-    engines = list(_open_engines)
+    engines = [engine for engine in _open_engines if not engine.is_forked]
     for engine in engines:
         engine._ask_to_close()
     for engine in engines:
         engine._join_at_exit()
+
+
+def _mark_forked() -> None:
+    """fork() copies no thread but the caller's: whoever waited for the step thread here would wait for ever."""
+    for engine in list(_open_engines):
+        engine.is_forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)

@@ -61,6 +61,9 @@ class Host(Protocol):
     @property
     def delivery_threads(self) -> weakref.WeakSet[threading.Thread]: ...
 
+    @property
+    def is_forked(self) -> bool: ...
+
     def is_step_thread(self, thread: threading.Thread, /) -> bool: ...
 
 
@@ -102,17 +105,27 @@ class Request:
 
     def wait(self, timeout: float | None = None) -> Completion:
         """Wait until the request has ended and its last delivery has returned; raises what went wrong, if anything did."""
-        current = threading.current_thread()
-        if current is self._delivery_thread:
-            raise InvalidArgumentError(f"wait: called from request {self.number}'s own callback, for which it would wait; return from it")
-        if self._host.is_step_thread(current):
-            raise InvalidArgumentError("wait: called from a logits processor, which every request waits for; call it from another thread")
+        self.refuse_endless_wait("wait")
         if not self._done.wait(timeout):
             raise WaitTimeoutError(f"wait: request {self.number} is still running after {timeout:g} s")
         if self._failure is not None:
             # A new object for each waiter: an exception that several threads raise collects all their tracebacks.
             raise type(self._failure)(str(self._failure)) from self._failure.__cause__
         return self.completion
+
+    def refuse_endless_wait(self, caller: str) -> None:
+        """Raise where waiting for this request could never end. Every way to wait for a request asks this first."""
+        current = threading.current_thread()
+        if current is self._delivery_thread:
+            raise InvalidArgumentError(
+                f"{caller}: called from request {self.number}'s own callback, for which it would wait; return from it"
+            )
+        if self._host.is_step_thread(current):
+            raise InvalidArgumentError(
+                f"{caller}: called from a logits processor, which every request waits for; call it from another thread"
+            )
+        if self._host.is_forked and not self.done:
+            raise GenerationError(f"{caller}: request {self.number} runs in the process this one was forked from; wait for it there")
 
     @property
     def done(self) -> bool:

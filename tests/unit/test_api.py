@@ -55,6 +55,23 @@ def endless(monkeypatch):
         yield model
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """A model that stops after twenty steps, in the middle of a request, until the event is set."""
+    goes_on = threading.Event()
+
+    def build(params, progress=None):
+        engine = models.build(params, progress)
+        engine._runner.before_run = lambda chunks: len(engine._runner.batches) < 20 or goes_on.wait()
+        return engine
+
+    monkeypatch.setattr(api, "build_engine", build)
+    model = api.load("fake.gguf")
+    yield model, goes_on
+    goes_on.set()
+    model.close()
+
+
 def running(model) -> int:
     return model.stats()["requests_running"] + model.stats()["requests_waiting"]
 
@@ -228,22 +245,39 @@ class TestStream:
             assert stream.completion.token_ids == whole.token_ids
             assert list(stream) == []
 
+    @pytest.mark.parametrize("kind", ["text", "chunks"])
     @pytest.mark.parametrize("end", ["close", "with", "drop"])
-    def test_an_iterator_given_up_ends_its_request(self, endless, end):
-        stream = endless.stream("abc", max_tokens=None)
+    def test_an_iterator_given_up_ends_its_request(self, held, kind, end):
+        model, goes_on = held
+        chat = {"messages": [{"role": "user", "content": "abc"}], "stream": True}
+        stream = model.stream("abc", max_tokens=None) if kind == "text" else model.chat(**chat)
         next(stream)
-        assert running(endless) == 1
         if end == "close":
             stream.close()
             assert list(stream) == []
+            goes_on.set()
             assert stream.completion.finish_reason == "abort"
         elif end == "with":
             with stream:
                 pass
         else:
             del stream
-            gc.collect()
-        until(lambda: running(endless) == 0)
+        goes_on.set()
+        until(lambda: sum(model.stats()["requests_finished"].values()) == 1)
+        assert model.stats()["requests_finished"]["abort"] == 1
+
+    @pytest.mark.parametrize("kind", ["text", "chunks"])
+    def test_reading_on_inside_a_logits_processor_is_refused(self, llm, kind):
+        chat = {"messages": [{"role": "user", "content": "abc"}], "stream": True}
+        other = llm.stream("abc") if kind == "text" else llm.chat(**chat, max_tokens=16)
+        next(other)
+
+        def reads(ids, row):
+            list(other)
+
+        with pytest.raises(GenerationError, match=r"InvalidArgumentError: (stream|chat): called from a logits processor"):
+            llm.generate("abc", logits_processor=reads, max_tokens=1)
+        list(other)
 
     def test_what_is_wrong_is_said_at_the_call(self, llm):
         with pytest.raises(InvalidArgumentError, match="prompt"):
@@ -285,6 +319,53 @@ class TestChat:
             llm.chat(self.MESSAGES, max_token=3)
         with pytest.raises(InvalidArgumentError, match="messages"):
             llm.chat(3)
+
+
+class TestFork:
+    CHILD = """
+import os, signal, sys, threading
+from fakes import models
+models.install()
+import vllm_cpp
+model = vllm_cpp.load("fake.gguf")
+model.generate("abc", max_tokens=2)
+stream = model.stream("abc", max_tokens=None, logits_processor=lambda ids, row: len(ids) < 8 or going_on.wait())
+going_on = threading.Event()
+next(stream)
+model._engine._wake.acquire()  # as the step thread may have at any fork
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    def refused(what, use):
+        try:
+            use()
+        except vllm_cpp.GenerationError as error:
+            print(what, error)
+    refused("generate:", lambda: model.generate("abc"))
+    refused("stream:", lambda: list(stream))
+    stream.close()
+    model.close()
+    with vllm_cpp.load("fake.gguf") as own:
+        print("own:", own.generate("abc", max_tokens=3).completion_tokens)
+    sys.exit()  # through the handlers of the exit
+model._engine._wake.release()
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+stream.close()
+going_on.set()
+print("parent:", code, model.generate("abc", max_tokens=3).completion_tokens)
+"""
+
+    def test_a_child_is_refused_and_may_load_its_own(self):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "engine"), str(ROOT / "tests")))}
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", self.CHILD]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stderr == ""
+        assert done.stdout.splitlines() == [
+            "generate: the engine was started before fork(), and a forked child cannot use it; load after the fork, or exec",
+            "stream: stream: request 2 runs in the process this one was forked from; wait for it there",
+            "own: 3",
+            "parent: 0 3",
+        ]
 
 
 class TestTheRest:

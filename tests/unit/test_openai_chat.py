@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from vllm_cpp import log
 from vllm_cpp.core import Engine
 from vllm_cpp.errors import GenerationError, InvalidArgumentError, UnknownKeywordError
 from vllm_cpp.openai import chat
+from vllm_cpp.request import Request
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -128,6 +130,24 @@ def test_a_failed_generation_has_no_finish_chunk(make):
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
     with pytest.raises(GenerationError, match="no room"):
         chat.complete(engine, request([{"role": "user", "content": "another prompt"}], max_tokens=50))
+
+
+@pytest.mark.parametrize("ask", [chat.complete, lambda engine, document: chat.stream(engine, document, lambda chunk: True)])
+def test_an_interrupted_wait_ends_the_request(make, monkeypatch, ask):
+    goes_on, waited_for = threading.Event(), []
+
+    def interrupted(request, timeout=None):
+        waited_for.append(request)
+        raise KeyboardInterrupt
+
+    engine = make()
+    engine._runner.before_run = lambda chunks: goes_on.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask(engine, request())
+    goes_on.set()
+    assert waited_for[0].wait(10).finish_reason == "abort"
 
 
 def test_an_answer_is_unbounded_unless_told(make):

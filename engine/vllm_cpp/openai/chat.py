@@ -112,7 +112,7 @@ def complete(engine: Engine, document: str | bytes | dict[str, Any]) -> dict[str
     """The response object of a request."""
     request, _ = _prepare(engine, document)
     envelope = _Envelope("chat.completion", engine)
-    completion = engine.start(request).wait()
+    completion = _wait(engine.start(request))
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": completion.text},
@@ -124,7 +124,15 @@ def complete(engine: Engine, document: str | bytes | dict[str, Any]) -> dict[str
 
 def stream(engine: Engine, document: str | bytes | dict[str, Any], on_chunk: OnChunk) -> None:
     """Call `on_chunk` with each chunk object: the role, the texts, the finish reason, the usage if asked for. Returns after the last."""
-    submit(engine, document, on_chunk).wait()
+    _wait(submit(engine, document, on_chunk))
+
+
+def _wait(request: Request) -> Completion:
+    try:
+        return request.wait()
+    except BaseException:  # the user interrupts: nobody will ask for the answer
+        request.cancel()
+        raise
 
 
 def submit(engine: Engine, document: str | bytes | dict[str, Any], on_chunk: OnChunk) -> Request:
