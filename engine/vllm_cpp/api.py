@@ -40,33 +40,64 @@ Progress = Callable[[str, float], None]
 """Called while loading, with what is being done and how far it is, 0 to 1."""
 
 _PARAMETERS: Final = tuple(name for name in engine_config.FIELD_NAMES if name != "model_path")
+_SIZES: Final = ("num_blocks", "max_num_seqs", "max_model_len", "kv_cache_memory_bytes")
 _OPENING: Final = "opening the file"
 _VOCABULARY: Final = "reading the vocabulary"
+_SHOWN_MODELS: Final = 4
 _POLL_S: Final = 0.02
 _BUILDING: Final = "preparing the kernels"
 
 
 def build_engine(params: EngineParams, progress: Progress | None = None) -> Engine:
     """The engine these parameters describe. Closing it closes the model's file as well."""
-    with _only_vllm_errors(params):
-        return _build(params, progress or _silent)
+    report = _Report(progress)
+    with _only_vllm_errors(params, report):
+        return _build(params, report)
+
+
+class _Report:
+    """The caller's progress callback. What it raises is the caller's own, and passes every door as it is."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        if progress is not None and not callable(progress):
+            raise InvalidArgumentError(f"progress must be callable, not {fields.shown(progress)}")
+        self._progress = progress
+        self.raised: BaseException | None = None
+
+    def __call__(self, what: str, fraction: float) -> None:
+        if self._progress is None:
+            return
+        try:
+            self._progress(what, fraction)
+        except BaseException as error:
+            self.raised = error
+            raise
 
 
 @contextlib.contextmanager
-def _only_vllm_errors(params: EngineParams) -> Iterator[None]:
+def _only_vllm_errors(params: EngineParams, report: _Report | None = None) -> Iterator[None]:
     try:
         yield
     except VllmError:
         raise
-    except MemoryError as error:
-        raise ModelLoadError(f"{params.model_path}: not enough memory to load this model") from error
-    except OSError as error:
-        raise ModelLoadError(f"{params.model_path}: {error}") from error
-    except Exception as error:  # a mistake of ours, but no door may see anything but a VllmError
-        raise InternalError(f"{params.model_path}: loading failed: {type(error).__name__}: {error}; please report it") from error
+    except Exception as error:
+        if report is not None and error is report.raised:
+            raise
+        raise _as_ours(params, error) from error
 
 
-def _silent(_what: str, _fraction: float) -> None: ...
+def _as_ours(params: EngineParams, error: Exception) -> VllmError:
+    if isinstance(error, MemoryError):
+        sizes = (f"{name}={getattr(params, name) or 'default'}" for name in _SIZES)
+        what = f": {error}" if str(error) else ""
+        return ModelLoadError(
+            f"{params.model_path}: not enough memory to load this model{what}; beside the weights, its KV cache, logits and "
+            f"step tables are sized by {', '.join(sizes)}: lower them"
+        )
+    if isinstance(error, OSError):
+        return ModelLoadError(f"{params.model_path}: {error}")
+    # A mistake of ours, but no door may see anything but a VllmError.
+    return InternalError(f"{params.model_path}: loading failed: {type(error).__name__}: {error}; please report it")
 
 
 def _build(params: EngineParams, progress: Progress) -> Engine:
@@ -133,12 +164,13 @@ def model_file(path: str) -> str:
     """The GGUF file a path means: itself, or the one model (a split one counts once) that a directory holds."""
     if not Path(path).is_dir():
         return path
-    names = sorted(file.name for file in Path(path).glob("*.gguf") if not file.name.startswith("mmproj"))
+    names = sorted(file.name for file in Path(path).glob("*.gguf") if not file.name.startswith("mmproj") and file.is_file())
     first_shards = [name for name in names if not _is_later_shard(name)]
     if not first_shards:
         raise ModelLoadError(f"{path}: the directory holds no .gguf file, and nothing else is read")
     if len(first_shards) > 1:
-        raise ModelLoadError(f"{path}: the directory holds {len(first_shards)} models ({', '.join(first_shards[:4])} …); name one")
+        shown = ", ".join(first_shards[:_SHOWN_MODELS]) + (" …" if len(first_shards) > _SHOWN_MODELS else "")
+        raise ModelLoadError(f"{path}: the directory holds {len(first_shards)} models ({shown}); name one")
     return str(Path(path) / first_shards[0])
 
 
@@ -195,9 +227,10 @@ def plan(
     Refuses what `load` refuses before it reads weights, but for weights that do not fit, which is the plan's `refusal`. Nothing is loaded,
     and nothing of this process changes.
     """
+    fields.refuse_unknown("plan", shorthands, tuple(offload.SHORTHANDS))
     given = {name: value for name, value in shorthands.items() if value is not None}
-    fields.refuse_unknown("plan", given, tuple(offload.SHORTHANDS))
-    params = EngineParams(model_path=_path_text(path), device=device, **_desugared({**given, "offload_config": offload_config}))
+    given = _desugared({**given, "offload_config": offload_config})
+    params = EngineParams(model_path=fields.path_text("plan", path), device=device, **given)
     with _only_vllm_errors(params):
         document = offload.parse(params.offload_config)
         engine_config.refuse_what_is_not_built(params)
@@ -237,11 +270,11 @@ class LLM:
     """A loaded model. Its methods may be called from several threads at once; requests are computed together."""
 
     def __init__(self, path: str | os.PathLike[str], *, progress: Progress | None = None, **parameters: Any) -> None:
+        fields.refuse_unknown("load", parameters, (*_PARAMETERS, *offload.SHORTHANDS))
         given = {name: value for name, value in parameters.items() if value is not None}
         # Nobody who leaves this out states a fraction, so nobody is warned that it sizes nothing.
         given.setdefault("gpu_memory_utilization", 0.0)
-        fields.refuse_unknown("load", given, (*_PARAMETERS, *offload.SHORTHANDS))
-        params = EngineParams(model_path=_path_text(path), **_desugared(given))
+        params = EngineParams(model_path=fields.path_text("load", path), **_desugared(given))
         self._engine: Engine | None = build_engine(params, progress)
         self._path = params.model_path
 
@@ -279,6 +312,7 @@ class LLM:
         """
         from vllm_cpp.openai import chat
 
+        stream = fields.boolean("stream", stream)
         engine, document = self._open(), {**request, "messages": list(messages) if isinstance(messages, tuple) else messages}
         return ChunkStream(lambda on_chunk: chat.submit(engine, document, on_chunk)) if stream else chat.complete(engine, document)
 
@@ -302,7 +336,8 @@ class LLM:
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of token ids."""
         tokenizer = self.tokenizer
-        ids = [fields.integer(f"token_ids[{i}]", token, 0, tokenizer.vocab_size - 1) for i, token in enumerate(token_ids)]
+        given = enumerate(fields.items("token_ids", token_ids))
+        ids = [fields.integer(f"token_ids[{i}]", token, 0, tokenizer.vocab_size - 1) for i, token in given]
         return str(tokenizer.decode(ids, skip_special=skip_special))
 
     # the engine
@@ -428,13 +463,6 @@ class ChunkStream(_Deliveries, Iterator[dict[str, Any]]):
                 (chunk,) = self._queue.get(timeout=_POLL_S)
                 return dict(chunk)
         raise StopIteration
-
-
-def _path_text(path: object) -> str:
-    try:
-        return os.fsdecode(path)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidArgumentError(f"load takes the path of a model, not {fields.shown(path)}") from None
 
 
 def _sampling(function: str, sampling: SamplingParams | None, keywords: dict[str, Any]) -> SamplingParams:

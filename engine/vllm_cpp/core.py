@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import operator
 import os
 import re
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from vllm_cpp import log
+from vllm_cpp.config import fields
 from vllm_cpp.config.engine import EngineParams
 from vllm_cpp.config.sampling import SamplingParams
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, VllmError
@@ -106,6 +107,8 @@ class Engine:
         """A checked request that does not run yet: its `on_delta` may still be set, by whoever needs the request for it."""
         if params.structured is not None:
             raise InvalidArgumentError(f"structured output ({params.structured.kind}) is not built in this version; leave it unset")
+        for index, token in enumerate(params.stop_token_ids):
+            self._token_id(f"stop_token_ids[{index}]", token)
         token_ids = self._token_ids(prompt)
         self._check_length(len(token_ids))
         request = Request(next(self._numbers), self, on_delta)
@@ -295,14 +298,17 @@ class Engine:
     def _token_ids(self, prompt: str | Ids[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
-        try:
-            token_ids = [operator.index(token) for token in prompt]
-        except TypeError:
-            raise InvalidArgumentError(f"prompt must be a string or a sequence of token ids, not {type(prompt).__name__}") from None
-        for token in token_ids:
-            if not 0 <= token < self._runner.vocab_size:
-                raise InvalidArgumentError(f"prompt holds token id {token}; the model has ids 0 to {self._runner.vocab_size - 1}")
-        return token_ids
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview):
+            raise InvalidArgumentError(f"prompt must be a string or a sequence of token ids, not {type(prompt).__name__}")
+        return [self._token_id(f"prompt[{index}]", token) for index, token in enumerate(prompt)]
+
+    def _token_id(self, name: str, token: Any) -> int:
+        limit = self._runner.vocab_size
+        if type(token) is not int:
+            token = fields.integer(name, token, -(2**63), 2**63)
+        if not 0 <= token < limit:
+            raise InvalidArgumentError(f"{name} is token id {token}; the model has ids 0 to {limit - 1}")
+        return token
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens == 0:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 
 _STDERR = 2
 _CLEAR_LINE = b"\r\x1b[K"
-_said: set[str] = set()
+_SAID_MOST = 512  # a process that serves may see any number of documents
+_said: OrderedDict[str, None] = OrderedDict()
 _said_lock = threading.Lock()
 _status = b""  # what `status` shows at the moment
 
@@ -55,11 +57,15 @@ def warn(text: str) -> None:
 
 
 def once(key: str, text: str) -> bool:
-    """Write `text` the first time `key` is seen in this process; say whether it was written."""
+    """Write `text` the first time `key` is seen in this process; say whether it was written. Of many keys, those seen last are known."""
     with _said_lock:
-        if key in _said:
-            return False
-        _said.add(key)
+        new = key not in _said
+        _said[key] = None
+        _said.move_to_end(key)
+        if len(_said) > _SAID_MOST:
+            _said.popitem(last=False)
+    if not new:
+        return False
     line(text)
     return True
 

@@ -151,9 +151,30 @@ class TestOrderOfRefusals:
         monkeypatch.setattr(api, "_build", lambda params, progress: {}["no"])
         with pytest.raises(InternalError, match="KeyError"):
             api.load("x.gguf")
-        monkeypatch.setattr(api, "_build", lambda params, progress: bytearray(1 << 62))
-        with pytest.raises(ModelLoadError, match="not enough memory"):
-            api.load("x.gguf")
+
+    def test_too_little_memory_names_the_sizes_that_were_asked_for(self, monkeypatch):
+        monkeypatch.setattr(api, "_build", lambda params, progress: np.zeros(1 << 58, np.uint8))
+        with pytest.raises(ModelLoadError, match=r"not enough memory.*256.* PiB .*num_blocks=default, max_num_seqs=9, .*lower them"):
+            api.load("x.gguf", max_num_seqs=9)
+
+    @pytest.mark.parametrize("progress", [3, "loud"])
+    def test_progress_must_be_callable(self, progress):
+        with pytest.raises(InvalidArgumentError, match="progress must be callable"):
+            api.load(self.MISSING, progress=progress)
+
+    @pytest.mark.parametrize("error", [ZeroDivisionError("mine"), MemoryError("mine"), OSError("mine"), KeyboardInterrupt()])
+    def test_what_a_progress_callback_raises_is_the_caller_s(self, error):
+        def fails(what, fraction):
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            api.load(self.MISSING, progress=fails)
+        assert caught.value is error
+
+    @pytest.mark.parametrize("door", [api.load, api.plan])
+    def test_a_keyword_without_a_value_is_still_one_that_must_be_known(self, door):
+        with pytest.raises(UnknownKeywordError, match=f"{door.__name__} has no parameter 'max_seqs'"):
+            door(self.MISSING, max_seqs=None)
 
 
 class TestModelFile:
@@ -170,8 +191,18 @@ class TestModelFile:
             api.model_file(str(tmp_path))
         for name in ("a.gguf", "b.gguf"):
             (tmp_path / name).touch()
-        with pytest.raises(ModelLoadError, match=r"holds 2 models \(a\.gguf, b\.gguf"):
+        with pytest.raises(ModelLoadError, match=r"holds 2 models \(a\.gguf, b\.gguf\); name one"):
             api.model_file(str(tmp_path))
+        for name in "cdefg":
+            (tmp_path / f"{name}.gguf").touch()
+        with pytest.raises(ModelLoadError, match=r"holds 7 models \(a\.gguf, b\.gguf, c\.gguf, d\.gguf …\); name one"):
+            api.model_file(str(tmp_path))
+
+    def test_only_files_are_models(self, tmp_path):
+        (tmp_path / "a.gguf").mkdir()
+        os.mkfifo(tmp_path / "b.gguf")
+        (tmp_path / "c.gguf").touch()
+        assert api.model_file(str(tmp_path)) == str(tmp_path / "c.gguf")
 
 
 class TestGenerate:
@@ -207,6 +238,11 @@ class TestGenerate:
             llm.generate("abc", max_token=3)
         with pytest.raises(InvalidArgumentError, match="top_p"):
             llm.generate("abc", top_p=2)
+
+    @pytest.mark.parametrize("prompt", [b"a", [b"a"], [True], bytearray(b"a")])
+    def test_bytes_and_truths_are_no_prompts(self, llm, prompt):
+        with pytest.raises(InvalidArgumentError, match="prompt"):
+            llm.generate(prompt)
 
     def test_one_refused_prompt_leaves_none_running(self, endless):
         with pytest.raises(InvalidArgumentError):
@@ -319,6 +355,8 @@ class TestChat:
             llm.chat(self.MESSAGES, max_token=3)
         with pytest.raises(InvalidArgumentError, match="messages"):
             llm.chat(3)
+        with pytest.raises(InvalidArgumentError, match="stream must be True or False, not 'no'"):
+            llm.chat(self.MESSAGES, stream="no")
 
 
 class TestFork:
@@ -376,6 +414,9 @@ class TestTheRest:
             llm.detokenize([97, 99999])
         with pytest.raises(InvalidArgumentError, match="tokenize takes a string"):
             llm.tokenize(b"a")
+        for wrong in (5, b"a", "a", None, [True], [1.0]):
+            with pytest.raises(InvalidArgumentError, match="token_ids"):
+                llm.detokenize(wrong)
 
     def test_stats_and_repr(self, llm):
         llm.generate("abc", max_tokens=2)

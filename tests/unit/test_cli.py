@@ -88,7 +88,6 @@ def test_wrong_arguments_exit_2_with_usage_on_stderr():
         (["-p", ""], "the prompt is empty"),
         (["-p", b"\xff"], "the prompt is not valid UTF-8 (byte 0)"),
         (["-p", "-"], "the prompt is empty"),
-        (["-p", "a", "--offload-config", "@/nonexistent"], "--offload-config: "),
         ([], "--prompt <text> is required where standard input is no terminal"),
     ],
 )
@@ -121,6 +120,14 @@ def test_a_model_that_cannot_be_loaded_exits_1_with_its_status():
     code, out, err = run(REAL, "--model", MISSING, "--prompt", "a")
     assert (code, out) == (1, "")
     assert err.startswith(f"vllm-cli: loading model from {MISSING}\nvllm-cli: model load failed (status 2): ")
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_document_that_cannot_be_read_is_a_failed_load(plan):
+    code, out, err = run(FAKE, "--model", "fake.gguf", *(["--plan"] if plan else ["-p", "a"]), "--offload-config", "@/nonexistent")
+    assert (code, out) == (1, "")
+    assert "vllm-cli: model load failed (status 1): --offload-config: " in err
+    assert "/nonexistent" in err
 
 
 @pytest.mark.parametrize("form", ["text", "file"])

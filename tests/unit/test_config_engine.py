@@ -145,8 +145,14 @@ def test_physical_cores_count_siblings_once_and_obey_the_quota(monkeypatch):
 
 
 def test_an_unknown_keyword_names_the_nearest():
-    with pytest.raises(UnknownKeywordError, match="load has no parameter 'max_seqs'; did you mean 'max_num_seqs'"):
-        EngineParams.from_keywords("load", model_path="m", max_seqs=2)
+    with pytest.raises(UnknownKeywordError, match="EngineParams has no parameter 'max_seqs'; did you mean 'max_num_seqs'"):
+        EngineParams(model_path="m", max_seqs=2)
+
+
+def test_a_context_must_have_room_for_a_prompt_and_an_answer():
+    assert EngineParams(model_path="m", max_model_len=2).max_model_len == 2
+    with pytest.raises(InvalidArgumentError, match="max_model_len must be at least 2"):
+        EngineParams(model_path="m", max_model_len=1)
 
 
 def test_a_fraction_of_memory_that_sizes_nothing_is_said_once(capfd):

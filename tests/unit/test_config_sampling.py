@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -49,6 +53,9 @@ def test_defaults():
         ("stop", 3),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),
+        ("stop_token_ids", b"a"),
+        ("stop_token_ids", [True]),
+        ("stop", b"a"),
         ("logits_processor", 3),
         ("structured", "json"),
     ],
@@ -56,12 +63,6 @@ def test_defaults():
 def test_a_value_out_of_range_is_refused_by_its_field(field, value):
     with pytest.raises(InvalidArgumentError, match=field):
         SamplingParams(**{field: value})
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_a_temperature_that_is_not_positive_is_greedy(temperature):
-    assert SamplingParams(temperature=temperature).greedy
-    assert not SamplingParams(temperature=0.1).greedy
 
 
 @pytest.mark.parametrize("unbounded", [None, 0, -5])
@@ -81,9 +82,18 @@ def test_what_callers_write_is_stored_in_one_form():
 
 def test_an_unknown_keyword_names_the_nearest():
     with pytest.raises(UnknownKeywordError, match=r"no parameter 'temprature'; did you mean 'temperature'\?") as caught:
-        SamplingParams.from_keywords(temprature=0.5)
+        SamplingParams(temprature=0.5)
     assert isinstance(caught.value, TypeError)
     assert caught.value.status == 1
+    with pytest.raises(InvalidArgumentError, match=r"SamplingParams takes its parameters by name \(temperature=…\), not 0.5"):
+        SamplingParams(0.5)
+
+
+def test_it_is_still_a_dataclass():
+    params = SamplingParams(top_k=3, stop="x")
+    assert dataclasses.replace(params, seed=1) == SamplingParams(top_k=3, stop=("x",), seed=1)
+    assert copy.copy(params) == pickle.loads(pickle.dumps(params)) == params
+    assert "top_k" in inspect.signature(SamplingParams).parameters
 
 
 def test_a_structured_constraint_has_a_known_kind():

@@ -192,7 +192,10 @@ def test_a_stop_string_may_end_with_the_last_character_which_no_token_finished(m
         ("a" * 40, r"40 tokens, and max_model_len=40 leaves room for 39"),
         ([1, 258], "token id 258; the model has ids 0 to 257"),
         ([-1], "token id -1"),
-        ([1.5], "list"),
+        ([1, 1.5], r"prompt\[1\] must be an integer, not 1.5"),
+        ([True], r"prompt\[0\] must be an integer, not True"),
+        (b"a", "sequence of token ids, not bytes"),
+        (bytearray(b"a"), "not bytearray"),
         (None, "NoneType"),
     ],
 )
@@ -201,6 +204,12 @@ def test_prompts_that_are_refused(make, prompt, what):
     with pytest.raises(InvalidArgumentError, match=what):
         engine.submit(prompt, greedy())
     assert engine.stats()["requests_waiting"] == 0
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused(make):
+    engine = make()
+    with pytest.raises(InvalidArgumentError, match=r"stop_token_ids\[1\] is token id 258; the model has ids 0 to 257"):
+        engine.submit("a", greedy(stop_token_ids=(257, 258)))
 
 
 def test_a_prompt_beyond_the_kv_cache_is_refused_naming_it(make):

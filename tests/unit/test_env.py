@@ -109,6 +109,16 @@ def test_once_says_it_once(capfd):
     assert capfd.readouterr().err == "said\n"
 
 
+def test_what_was_said_is_not_remembered_without_end(capfd):
+    log.forget()
+    for number in range(5000):
+        log.once(f"key {number}", "said")
+        assert log.once("heard every time", "said") is (number == 0)
+    assert len(log._said) <= 1000
+    assert log.once("key 4999", "said") is False
+    log.forget()
+
+
 def test_undecodable_bytes_and_lone_surrogates_print(capfdbinary):
     log.line("a\udcffb")
     log.line("c\ud800d")

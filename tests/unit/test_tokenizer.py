@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -182,7 +184,21 @@ def test_control_tokens_are_no_text_unless_asked_for(byte_pair: Tokenizer):
     ids = [259, *b"a", 262, 260]
     assert byte_pair.decode(ids) == "a<u>"
     assert byte_pair.decode(ids, skip_special=False) == "<s>a<u></s>"
-    assert byte_pair.decode_bytes(ids) == b"a<u>"
+
+
+@pytest.mark.parametrize("ids", ["abc", b"abc", 5, [1.0], ["a"], [True], [None], [-1], [10**9]])
+def test_what_are_no_ids_is_refused(byte_pair: Tokenizer, ids: Any):
+    with pytest.raises(InvalidArgumentError, match="token id"):
+        byte_pair.decode(ids)
+
+
+def test_a_source_that_is_no_path_is_refused():
+    with pytest.raises(InvalidArgumentError, match=r"Tokenizer.from_gguf takes the path of a model, not 5"):
+        Tokenizer.from_gguf(5)
+
+
+def test_numbers_of_numpy_are_ids(byte_pair: Tokenizer):
+    assert byte_pair.decode(np.array([97, 98])) == byte_pair.decode([np.int32(97), 98]) == "ab"
 
 
 def test_ids_that_continue_a_text_keep_their_space(sentence_piece: Tokenizer):
@@ -217,7 +233,7 @@ def test_pushes_joined_equal_decoding_at_once(
     pushed = [decoder.push(i) for i in ids]
     assert "".join(pushed) + decoder.flush() == tokenizer.decode(ids, skip_special, from_start)
     for n in range(len(ids) + 1):  # nothing is held back that could be said
-        data = tokenizer.decode_bytes(ids[:n], skip_special, from_start)
+        data = tokenizer.incremental(skip_special, from_start).take_bytes(ids[:n])
         assert "".join(pushed[:n]) == data.decode("utf-8", "replace") or not is_whole(data)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from vllm_cpp.config.offload.shorthand import SHORTHANDS
@@ -54,16 +53,6 @@ def _integer(text: str) -> int:
     return int(text, 10)
 
 
-def _document(text: str) -> str:
-    """JSON text, or the text of the file that @path names."""
-    if not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_bytes().decode("utf-8", "surrogateescape")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--offload-config: {error}") from None
-
-
 def _override(text: str) -> str:
     if "=" not in text:
         raise ValueError(text)
@@ -103,7 +92,7 @@ _FLAGS: Final = (
     _Flag(("--seed", "-s"), "seed", _integer, "S", "repeat a sampled answer"),
     _Flag(("--stream",), "stream", None, "", "print the answer as it comes", True),
     _Flag(("--json",), "json", None, "", "print one JSON object: the text, its tokens, counts, times and memory; or the plan", True),
-    _Flag(("--offload-config",), "offload_config", _document, "JSON", "where weights live and what computes them, or @FILE with it"),
+    _Flag(("--offload-config",), "offload_config", str, "JSON", "where weights live and what computes them, or @FILE with it"),
     _shorthand("cpu_moe", None, alone=True),
     _shorthand("n_cpu_moe", _integer),
     _shorthand("override_tensor", _override, "-ot", repeats=True),

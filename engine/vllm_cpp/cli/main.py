@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_cpp import log
@@ -136,7 +137,17 @@ def _document(options: Options) -> Any:
     from vllm_cpp.config.offload import shorthand
 
     given = {name: value for name in shorthand.SHORTHANDS if (value := getattr(options, name)) is not None}
-    return shorthand.desugar(options.offload_config, given, shorthand.FLAGS)
+    return shorthand.desugar(_document_text(options.offload_config), given, shorthand.FLAGS)
+
+
+def _document_text(given: str | None) -> str | None:
+    """JSON text, or the text of the file that @path names."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_bytes().decode("utf-8", "surrogateescape")
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"--offload-config: {error}") from None
 
 
 def _complete(model: LLM, options: Options, prompt: str, sampling: SamplingParams, load_s: float) -> int:

@@ -47,6 +47,7 @@ def device_name(number: int) -> str:
     return DEVICES[number]
 
 
+@fields.only_by_name
 @dataclass(frozen=True, kw_only=True)
 class EngineParams:
     """Parameters of one engine. 0 and None mean "the default"; block_size and max_num_seqs are stored resolved."""
@@ -119,6 +120,8 @@ class EngineParams:
         for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             self._keep(name, fields.integer(name, getattr(self, name) or 0, 0, _MAX_INT))
         self._keep("block_size", self.block_size or DEFAULT_BLOCK_SIZE)
+        if self.max_model_len == 1:
+            raise InvalidArgumentError("max_model_len must be at least 2, a token of prompt and one of answer, not 1 (0: the model's own)")
         if self.block_size % 16:
             raise InvalidArgumentError(f"block_size must be a multiple of 16, not {self.block_size}")
         self._keep("max_num_seqs", self.max_num_seqs or _MAX_NUM_SEQS_WHEN_ZERO)
@@ -140,12 +143,6 @@ class EngineParams:
         """Whether jump-forward decoding is wanted; the variable wins over the parameter."""
         variable = env.switch("VT_ENABLE_JUMP_FORWARD")
         return bool(self.enable_jump_forward) if variable is None else variable
-
-    @classmethod
-    def from_keywords(cls, function: str, **keywords: Any) -> EngineParams:
-        """The parameters these keywords say; an unknown one is refused with the nearest, in the name of `function`."""
-        fields.refuse_unknown(function, keywords, FIELD_NAMES)
-        return cls(**keywords)
 
 
 FIELD_NAMES: Final = tuple(field.name for field in dataclasses.fields(EngineParams))

@@ -5,12 +5,18 @@ Owns: the wording of "this field holds that value and must be so". Must not know
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import math
 import numbers
+import os
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from vllm_cpp.errors import InvalidArgumentError, UnknownKeywordError
+
+_T = TypeVar("_T")
 
 
 def shown(value: object) -> str:
@@ -59,10 +65,42 @@ def optional_text(name: str, value: object) -> str | None:
     return value
 
 
+def items(name: str, value: object) -> tuple[Any, ...]:
+    """The items of a sequence. Text and bytes are sequences to Python, but nobody means their letters one by one."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray):
+        raise InvalidArgumentError(f"{name} must be a sequence, not {shown(value)}")
+    return tuple(value)
+
+
+def path_text(function: str, value: object) -> str:
+    """`value` as the text of a path."""
+    try:
+        return os.fsdecode(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgumentError(f"{function} takes the path of a model, not {shown(value)}") from None
+
+
 def one_of(name: str, value: object, choices: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError(f"{name} is {shown(value)}, which is not one of: {' '.join(choices)}")
     return value
+
+
+def only_by_name(cls: type[_T]) -> type[_T]:
+    """Make a dataclass refuse a keyword it does not know, or a value without one, as every other door does: Python's own TypeError names
+    no nearest one, and is no VllmError."""
+    init: Any = cls.__init__
+    names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @functools.wraps(init)
+    def refusing(self: _T, *values: object, **keywords: object) -> None:
+        if values:
+            raise InvalidArgumentError(f"{cls.__name__} takes its parameters by name ({names[0]}=…), not {shown(values[0])}")
+        refuse_unknown(cls.__name__, keywords, names)
+        init(self, **keywords)
+
+    cls.__init__ = refusing  # type: ignore[method-assign]
+    return cls
 
 
 def refuse_unknown(function: str, given: Iterable[str], known: Iterable[str]) -> None:

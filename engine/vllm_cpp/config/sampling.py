@@ -6,9 +6,9 @@ Owns: every field's range and the text of its refusal. Must not know how samplin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from vllm_cpp.errors import InvalidArgumentError
 
@@ -33,6 +33,7 @@ class Structured:
         fields.one_of("structured kind", self.kind, STRUCTURED_KINDS)
 
 
+@fields.only_by_name
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters of one request.
@@ -95,31 +96,14 @@ class SamplingParams:
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise InvalidArgumentError(f"structured must be a Structured, not {fields.shown(self.structured)}")
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self.temperature <= 0.0
-
-    @classmethod
-    def from_keywords(cls, **keywords: Any) -> SamplingParams:
-        """The parameters these keywords say; an unknown one is refused with the nearest."""
-        fields.refuse_unknown("SamplingParams", keywords, FIELD_NAMES)
-        return cls(**keywords)
-
 
 FIELD_NAMES: Final = tuple(field.name for field in dataclasses.fields(SamplingParams))
-
-
-def _sequence(name: str, value: object) -> tuple[Any, ...]:
-    if not isinstance(value, Iterable):
-        raise InvalidArgumentError(f"{name} must be a sequence, not {fields.shown(value)}")
-    return tuple(value)
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
-    strings = (value,) if isinstance(value, str) else _sequence("stop", value)
+    strings = (value,) if isinstance(value, str) else fields.items("stop", value)
     for index, text in enumerate(strings):
         if not isinstance(text, str) or not text:
             raise InvalidArgumentError(f"stop[{index}] must be a non-empty string, not {fields.shown(text)}")
@@ -129,4 +113,5 @@ def _stop_strings(value: object) -> tuple[str, ...]:
 def _token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(fields.integer(f"stop_token_ids[{i}]", token, 0, _MAX_INT) for i, token in enumerate(_sequence("stop_token_ids", value)))
+    given = fields.items("stop_token_ids", value)
+    return tuple(fields.integer(f"stop_token_ids[{i}]", token, 0, _MAX_INT) for i, token in enumerate(given))

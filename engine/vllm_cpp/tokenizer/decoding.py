@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
+from vllm_cpp.config import fields
 from vllm_cpp.errors import InvalidArgumentError
 from vllm_cpp.tokenizer.byte_pair import BYTE_OF
 from vllm_cpp.tokenizer.sentence_piece import SPACE
@@ -25,6 +26,8 @@ class TokenBytes:
         self._shown: list[bytes | None] = [None] * len(vocabulary)
 
     def of(self, token_id: int, skip_special: bool) -> bytes:
+        if type(token_id) is not int:
+            token_id = fields.integer("a token id", token_id, 0, len(self._shown) - 1)
         if not 0 <= token_id < len(self._shown):
             raise InvalidArgumentError(f"token id {token_id} is outside the vocabulary (0 to {len(self._shown) - 1})")
         if skip_special and self._vocabulary.kinds[token_id] & HIDDEN:

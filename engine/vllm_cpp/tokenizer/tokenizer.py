@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 
+from vllm_cpp.config import fields
 from vllm_cpp.errors import InvalidArgumentError
 from vllm_cpp.gguf_file import GGUFModel, open_model
 from vllm_cpp.tokenizer.byte_pair import BytePairEncoder
@@ -38,7 +39,7 @@ class Tokenizer:
         if isinstance(source, GGUFModel):
             vocabulary = read_vocabulary(source)
         else:
-            with open_model(source) as model:
+            with open_model(fields.path_text("Tokenizer.from_gguf", source)) as model:
                 vocabulary = read_vocabulary(model)
         if config is not None:
             for role, text in config.special_texts.items():
@@ -99,11 +100,7 @@ class Tokenizer:
         """The text of `ids`. Control tokens give no text unless `skip_special` is False. `from_start`: the ids begin a text, so that the
         space which SentencePiece vocabularies put before one is taken off again; False for ids that continue a text."""
         decoder = self.incremental(skip_special, from_start)
-        return decoder.push_all(ids) + decoder.flush()
-
-    def decode_bytes(self, ids: Iterable[int], skip_special: bool = True, from_start: bool = True) -> bytes:
-        """The same before UTF-8 is read: a token may end inside a character."""
-        return self.incremental(skip_special, from_start).take_bytes(ids)
+        return decoder.push_all(fields.items("token ids", ids)) + decoder.flush()
 
     def incremental(self, skip_special: bool = True, from_start: bool = False) -> IncrementalDecoder:
         """A decoder for ids that come one by one; for those of an answer by default, which continue the prompt."""
