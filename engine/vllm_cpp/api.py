@@ -106,6 +106,7 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
     device = engine_device(params)
     residency = offload.install(document)
     engine_config.warn_of_what_sizes_nothing(params)
+    engine_config.warn_of_variables_without_effect()
     progress(_OPENING, 0.0)
     from vllm_cpp.gguf_file import open_model
 
@@ -117,10 +118,10 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
         family = models.find(model.architecture)
         offloader = _offloader(family, document, device)
         settled = _settled(model, family, residency, device)
-        for line in settled.placement.lines:
-            log.once(line, line)
         if settled.placement.on_cpu and residency.mmap:
             offload.say_mapped_placement()
+        for line in settled.placement.lines:
+            log.once(line, line)
         if settled.refusal is not None:
             raise ModelLoadError(settled.refusal)
         progress(_VOCABULARY, 0.0)

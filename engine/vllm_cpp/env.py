@@ -33,12 +33,14 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One variable: `default` is prose, because some defaults depend on the model or the machine."""
+    """One variable: `default` is prose, because some defaults depend on the model or the machine. One that `acts` is False for is known
+    by name, for what sets it elsewhere, and changes nothing here."""
 
     name: str
     kind: Kind
     default: str
     doc: str
+    acts: bool = True
 
 
 _ROWS: Final = (
@@ -57,7 +59,9 @@ _ROWS: Final = (
     Row("VT_N_CPU_MOE", Kind.LAYERS, "unset", "compute the routed experts of the first N layers on the CPU (placement.n_cpu_moe)"),
     Row("VT_PLACEMENT_OVERRIDES", Kind.TEXT, "none", "pattern=device,… (placement.overrides)"),
     Row("VT_PLACEMENT_FIT", Kind.SWITCH, "off", "place whole layers on the CPU until the rest fits the budget (placement.fit)"),
-    Row("VT_QWEN35_ALIAS_HOST_WEIGHTS", Kind.SWITCH, "on", "on an integrated device: read host weights in place; off stages a second copy"),
+    Row(
+        "VT_QWEN35_ALIAS_HOST_WEIGHTS", Kind.SWITCH, "on", "nothing here: an integrated device would read host weights in place", acts=False
+    ),
     Row("VT_ENABLE_JUMP_FORWARD", Kind.SWITCH, "off", "jump-forward decoding of structured output; wins over the parameter"),
     Row("VT_CPU_REF", Kind.SWITCH, "off", "the reference lane: all weights and the KV cache in float32, activations never rounded"),
     Row("VLLM_CPP_CPU_THREADS", Kind.COUNT, "physical cores this process may use", "worker threads of an engine"),

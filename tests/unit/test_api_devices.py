@@ -68,6 +68,28 @@ def test_a_placement_is_installed_and_said_once(tiny, capfd):
     assert said.count("a CPU placement is active while the weights are mmap-resident") == 1
 
 
+@pytest.mark.parametrize("source", ["document", "variable"])
+@pytest.mark.parametrize(("device", "mmap", "is_said"), [(CARD, "1", True), (CARD, "0", False), (devices.CPU, "1", False)])
+def test_only_a_placement_that_places_is_said_to_be_read_through_the_mapping(tiny, capfd, monkeypatch, source, device, mmap, is_said):
+    monkeypatch.setattr(api, "engine_device", lambda params: device)
+    monkeypatch.setenv("VT_GGUF_MMAP", mmap)
+    if source == "variable":
+        monkeypatch.setenv("VT_CPU_MOE", "1")
+    api.load(tiny, offload_config=placement(cpu_moe=True) if source == "document" else None, threads=1).close()
+    said = capfd.readouterr().err
+    assert ("a CPU placement is active while the weights are mmap-resident" in said) is is_said
+    assert ("so nothing is placed" in said) is (device is devices.CPU)
+
+
+def test_a_variable_that_acts_on_nothing_here_is_said_once(tiny, capfd, monkeypatch):
+    api.load(tiny, threads=1).close()
+    assert "VT_QWEN35_ALIAS_HOST_WEIGHTS" not in capfd.readouterr().err
+    monkeypatch.setenv("VT_QWEN35_ALIAS_HOST_WEIGHTS", "0")
+    for _ in range(2):
+        api.load(tiny, threads=1).close()
+    assert capfd.readouterr().err.count("VT_QWEN35_ALIAS_HOST_WEIGHTS is set and has no effect") == 1
+
+
 def test_a_placement_that_cannot_be_honoured_is_refused_before_any_weight_is_read(tiny, no_weights):
     with pytest.raises(ModelLoadError, match="the placement splits the routed experts of layer 0"):
         api.load(tiny, offload_config=placement(overrides=[{"pattern": "up_exps", "device": "cpu"}]))

@@ -85,6 +85,13 @@ def test_every_variable_named_in_the_package_has_a_row():
     assert named <= set(env.ROWS), sorted(named - set(env.ROWS))
 
 
+def test_a_row_is_read_somewhere_or_says_that_it_does_nothing():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path != Path(env.__file__))
+    for row in env.ROWS.values():
+        assert (f'"{row.name}"' in text) is row.acts, row.name
+        assert row.doc.startswith("nothing here: ") is not row.acts, row.name
+
+
 def test_nobody_else_reads_the_environment():
     reads = re.compile(r"os\.(environ|getenv)\b(?!`)|Path\.home|expanduser")  # the last two read HOME
     readers = [path.name for path in PACKAGE.rglob("*.py") if reads.search(path.read_text(encoding="utf-8"))]

@@ -149,18 +149,6 @@ def test_a_backend_that_disagrees_is_warned_about_once(capfd):
     )
 
 
-@pytest.mark.parametrize("source", ["document", "variable"])
-def test_a_placement_beside_the_mapping_is_said_whoever_asked(monkeypatch, capfd, source):
-    if source == "variable":
-        monkeypatch.setenv("VT_CPU_MOE", "1")
-    install(document(placement={"cpu_moe": True}) if source == "document" else parse(None))
-    assert "engine: weight residency: a CPU placement is active while the weights are mmap-resident" in capfd.readouterr().err
-    log.forget()
-    monkeypatch.setenv("VT_GGUF_MMAP", "0")
-    install(parse(None))
-    assert "mmap-resident" not in capfd.readouterr().err
-
-
 def test_a_refused_document_leaves_no_trace(monkeypatch, capfd):
     monkeypatch.setenv("VT_PLACEMENT_FIT", "1")
     with pytest.raises(ModelLoadError, match="cannot be combined with a manual placement"):

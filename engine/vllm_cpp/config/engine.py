@@ -178,6 +178,13 @@ def refuse_what_is_not_built(params: EngineParams) -> None:
         raise ModelLoadError(f"jump-forward decoding is not built in this version and {cause}; turn it off")
 
 
+def warn_of_variables_without_effect() -> None:
+    """Say once of each variable that is set, and that nothing in this version asks for."""
+    for row in env.ROWS.values():
+        if not row.acts and env.raw(row.name) is not None:
+            log.once(row.name, f"engine: warning: {row.name} is set and has no effect: no device of this version reads it")
+
+
 def warn_of_what_sizes_nothing(params: EngineParams) -> None:
     """Say once that gpu_memory_utilization sizes nothing, when nothing else sizes the KV cache either.
 

@@ -35,7 +35,7 @@ def install(document: OffloadDocument) -> Residency:
     with _lock:
         residency = preview(document)
         _state.request = document.residency.over(_state.request)
-        _say(document, residency)
+        _say(document)
         return residency
 
 
@@ -120,7 +120,7 @@ def _frozen(field: str, value: object) -> ModelLoadError:
     )
 
 
-def _say(document: OffloadDocument, residency: Residency) -> None:
+def _say(document: OffloadDocument) -> None:
     warning = document.weight_offload.warning
     if warning is not None:
         _once(f"[vllm.cpp] offload_config: {warning}")
@@ -130,12 +130,11 @@ def _say(document: OffloadDocument, residency: Residency) -> None:
     winners = overridden(document.residency)
     if winners:
         _once(f"engine: weight residency: the environment OVERRIDES the config for {', '.join(winners)}")
-    if residency.placement and residency.mmap:
-        say_mapped_placement()
 
 
 def say_mapped_placement() -> None:
-    """Say that placed experts will be read through the mapping. What `fit` places is known only to the model's load, which says it then."""
+    """Say that placed experts will be read through the mapping. What is placed is known only to the model's load: on an engine that is the
+    CPU, or for a model without experts, a placement that was asked for places nothing."""
     _once(
         "engine: weight residency: a CPU placement is active while the weights are mmap-resident: the mapping is read in file order "
         "and experts in router order, so it works, slowly; where the weights fit in memory, turn mmap off "
