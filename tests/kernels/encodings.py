@@ -19,7 +19,7 @@ from vllm_cpp.kernels.cpu.quantize import LAYOUTS, activation_row_bytes
 from vllm_cpp.kernels.cpu.registry import tile_scratch_bytes
 from vllm_cpp.quants import ENCODINGS
 
-FLOATS = ("F32", "F16", "BF16")
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass
@@ -97,7 +97,10 @@ def activation(encoding: str, x: np.ndarray) -> Activation:
 def weights(encoding: str, n_rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Random rows, [n_rows, row_bytes]."""
     if encoding in FLOATS:
-        x = rng.standard_normal((n_rows, k)).astype(np.float32)
+        x = rng.standard_normal((n_rows, k))
+        if encoding == "F64":
+            return x.view(np.uint8)
+        x = x.astype(np.float32)
         narrow = {"F32": x, "F16": x.astype(np.float16), "BF16": (x.view(np.uint32) >> 16).astype(np.uint16)}[encoding]
         return narrow.view(np.uint8).reshape(n_rows, -1)
     return random_blocks(encoding, n_rows * k // ENCODINGS[encoding].block_values, 1.0, rng).reshape(n_rows, -1)
