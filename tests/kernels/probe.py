@@ -19,8 +19,8 @@ from vllm_cpp.kernels.cpu.registry import NAMES
 from vllm_cpp.quants import ENCODINGS
 
 # One of each way that tiles lower: 16-bit sums of 8, 4 or 1 products, signed bytes, one scale or two, sub-blocks of 16 or 32, floats,
-# halves of blocks.
-TILES = ("F16", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q6_K", "IQ4_XS", "NVFP4")
+# halves of blocks, points of a table.
+TILES = ("F16", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q6_K", "IQ4_XS", "NVFP4", "IQ2_S")
 N_ROWS, N_ACTS = 18, 5
 
 

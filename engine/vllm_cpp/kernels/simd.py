@@ -33,16 +33,17 @@ from vllm_cpp.kernels.vectors import (
 
 i8, u8, i16, u16 = types.int8, types.uint8, types.int16, types.uint16
 i32, u32, i64, u64 = types.int32, types.uint32, types.int64, types.uint64
-f32 = types.float32
+f32, f64 = types.float32, types.float64
 
 i8x16, i8x32, i8x64 = (VecType(i8, n) for n in (16, 32, 64))
 u8x4, u8x8, u8x16, u8x32, u8x64 = (VecType(u8, n) for n in (4, 8, 16, 32, 64))
 i16x8, i16x16, i16x32 = (VecType(i16, n) for n in (8, 16, 32))
-u16x4, u16x8, u16x16, u16x32 = (VecType(u16, n) for n in (4, 8, 16, 32))
+u16x4, u16x8, u16x16, u16x32, u16x64 = (VecType(u16, n) for n in (4, 8, 16, 32, 64))
 i32x4, i32x8, i32x16 = (VecType(i32, n) for n in (4, 8, 16))
 u32x4, u32x8, u32x16 = (VecType(u32, n) for n in (4, 8, 16))
-u64x8 = VecType(u64, 8)
+u64x4, u64x8 = (VecType(u64, n) for n in (4, 8))
 f32x4, f32x8, f32x16 = (VecType(f32, n) for n in (4, 8, 16))
+f64x16 = VecType(f64, 16)
 
 _VNNI_512 = "avx512vnni"
 _I32 = ir.IntType(32)
@@ -184,6 +185,12 @@ def prefetch(address: Any, level: int = 1) -> None:
     """Ask for the cache line, into the first or the second cache level; an address outside every mapping is harmless."""
     pointer = _pointer(address, ir.IntType(8))
     _call("llvm.prefetch.p0", ir.VoidType(), [pointer, _I32(0), _I32(4 - level), _I32(1)])
+
+
+def in_order() -> None:
+    """The compiler moves no load or store past this point; the CPU may (unrolled functions only). Without it, LLVM would first do every
+    load that is possible and then be out of registers."""
+    builder().fence("acq_rel", "singlethread")
 
 
 def sums_at_once(rows: int, vectors: int) -> tuple[int, int]:
@@ -342,6 +349,30 @@ def table16(table: Value, index: Value) -> Value:
     return result
 
 
+def bytes_at(x: Value, shifts: Sequence[int]) -> Value:
+    """Of every u64 lane, eight bytes: the eight bits from each place on, none beyond the lane (unrolled functions only)."""
+    lanes = 8 * x.type.lanes
+    kind = VecType(u8, lanes)
+    if "avx512vbmi" in features() and "avx512vl" in features() and lanes in (32, 64):
+        places = constant(kind, list(shifts) * x.type.lanes)
+        return Value(kind, _call(f"llvm.x86.avx512.pmultishift.qb.{8 * lanes}", llvm_type(kind), [places.ir, reinterpret(kind, x).ir]))
+    masks: dict[int, int] = {}
+    for i, shift in enumerate(shifts):
+        masks[shift - 8 * i] = masks.get(shift - 8 * i, 0) | 255 << 8 * i
+    parts = [((x >> right) if right >= 0 else (x << -right)) & mask for right, mask in masks.items()]
+    return reinterpret(kind, functools.reduce(operator.or_, parts))
+
+
+def with_even_bits(x: Value) -> Value:
+    """u8 lanes: the lower seven bits, and the highest set where that makes their number even (unrolled functions only)."""
+    if "gfni" in features() and x.type.lanes in (16, 32, 64):
+        rows = constant(x.type, [127, 64, 32, 16, 8, 4, 2, 1] * (x.type.lanes // 8))  # the bits whose sum is bit 7, bit 6, ...
+        nothing = ir.Constant(ir.IntType(8), 0)
+        return Value(x.type, _call(f"llvm.x86.vgf2p8affineqb.{8 * x.type.lanes}", x.ir.type, [x.ir, rows.ir, nothing]))
+    lower = x & 127
+    return lower | (count_bits(lower) << 7)
+
+
 def _split(x: Value, lanes: int) -> list[Value]:
     return [x] if x.type.lanes == lanes else [shuffle(x, range(i, i + lanes)) for i in range(0, x.type.lanes, lanes)]
 
@@ -387,6 +418,12 @@ def absolute(x: Value) -> Value:
     if isinstance(element_of(x.type), types.Float):
         return _overloaded("fabs", x.type, x)
     return maximum(x, -x)
+
+
+@unrolled
+def count_bits(x: Value) -> Value:
+    """How many bits of each lane are set."""
+    return _overloaded("ctpop", x.type, x)
 
 
 @unrolled

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from numba.core import types
-
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import floats
-from vllm_cpp.kernels.simd import convert, f32, f32x16, fma, load, unrolled
-from vllm_cpp.kernels.vectors import Value, VecType
+from vllm_cpp.kernels.simd import convert, f32, f32x16, f64, f64x16, fma, load, unrolled
+from vllm_cpp.kernels.vectors import Value
 
 WEIGHT_BYTES, ACT_BYTES, SPAN = 8, 4, 32
-
-f64x16 = VecType(types.float64, 16)
 
 
 @unrolled
 def load_weight(w: Value) -> Value:
-    return convert(f32, load(types.float64, w))
+    return convert(f32, load(f64, w))
 
 
 @unrolled

@@ -1,8 +1,8 @@
 """Row products of the ternary encodings: superblocks without scales of their own.
 
-Owns the dot of one block with a "q8k" activation block: the same integer as `q8k.py` computes with scales of 1, and the same f32 steps after
-it, so that its tile kernel agrees bit for bit. Must not know how a block packs its trits: `unpack(address)` gives q8k's four byte vectors
-of 0, 1 and 2.
+Owns the dot of one block with a "q8k" activation block: the same integer as `q8k.py` computes with scales of 1, and the same f32 steps
+after it, so that its tile kernel agrees bit for bit. Must not know how a block packs its trits: `unpack(address)` gives q8k's four byte
+vectors of 0, 1 and 2.
 """
 
 from __future__ import annotations
