@@ -115,6 +115,11 @@ class Engine:
         request.job = _Job(request, token_ids, params, self.tokenizer, self._runner.vocab_size)
         return request
 
+    def encode_chat(self, rendered: str) -> list[int]:
+        """The ids of what the chat template made."""
+        self._check_text(rendered)
+        return self.tokenizer.encode_chat(rendered)
+
     def start(self, request: Request) -> Request:
         """Let a prepared request run."""
         if self.is_forked:
@@ -297,6 +302,7 @@ class Engine:
 
     def _token_ids(self, prompt: str | Ids[int]) -> list[int]:
         if isinstance(prompt, str):
+            self._check_text(prompt)
             return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview):
             raise InvalidArgumentError(f"prompt must be a string or a sequence of token ids, not {type(prompt).__name__}")
@@ -309,6 +315,15 @@ class Engine:
         if not 0 <= token < limit:
             raise InvalidArgumentError(f"{name} is token id {token}; the model has ids 0 to {limit - 1}")
         return token
+
+    def _check_text(self, text: str) -> None:
+        """Refuse a text that is too long however it is cut into tokens: cutting it takes a while, and on some texts much longer."""
+        limit, longest = self._runner.max_model_len, self.tokenizer.longest_token_chars
+        if len(text) > limit * longest:
+            raise InvalidArgumentError(
+                f"prompt has {len(text)} characters, and max_model_len={limit} tokens of at most {longest} characters hold "
+                f"{limit * longest}; shorten it"
+            )
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens == 0:

@@ -59,9 +59,7 @@ _ROWS: Final = (
     Row("VT_N_CPU_MOE", Kind.LAYERS, "unset", "compute the routed experts of the first N layers on the CPU (placement.n_cpu_moe)"),
     Row("VT_PLACEMENT_OVERRIDES", Kind.TEXT, "none", "pattern=device,… (placement.overrides)"),
     Row("VT_PLACEMENT_FIT", Kind.SWITCH, "off", "place whole layers on the CPU until the rest fits the budget (placement.fit)"),
-    Row(
-        "VT_QWEN35_ALIAS_HOST_WEIGHTS", Kind.SWITCH, "on", "nothing here: an integrated device would read host weights in place", acts=False
-    ),
+    Row("VT_QWEN35_ALIAS_HOST_WEIGHTS", Kind.SWITCH, "on", "nothing here: an integrated device would read host weights so", acts=False),
     Row("VT_ENABLE_JUMP_FORWARD", Kind.SWITCH, "off", "jump-forward decoding of structured output; wins over the parameter"),
     Row("VT_CPU_REF", Kind.SWITCH, "off", "the reference lane: all weights and the KV cache in float32, activations never rounded"),
     Row("VLLM_CPP_CPU_THREADS", Kind.COUNT, "physical cores this process may use", "worker threads of an engine"),

@@ -93,6 +93,7 @@ class FakeTokenizer:
 
     eos_ids = frozenset({EOS})
     bos_id = BOS
+    longest_token_chars = 4
 
     def __init__(self, add_bos: bool = False) -> None:
         self.add_bos = add_bos

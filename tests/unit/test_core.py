@@ -189,6 +189,8 @@ def test_a_stop_string_may_end_with_the_last_character_which_no_token_finished(m
     [
         ("", "no tokens"),
         ([], "no tokens"),
+        ("a" * 160, r"160 tokens, and max_model_len=40 leaves room for 39"),
+        ("a" * 161, r"161 characters, and max_model_len=40 tokens of at most 4 characters hold 160; shorten it"),
         ("a" * 40, r"40 tokens, and max_model_len=40 leaves room for 39"),
         ([1, 258], "token id 258; the model has ids 0 to 257"),
         ([-1], "token id -1"),

@@ -14,12 +14,11 @@ from vllm_cpp.config.offload import (
     freeze_expert_stream,
     freeze_geometry,
     install,
-    installed,
     parse,
     preview,
     resolve,
 )
-from vllm_cpp.config.offload.install import reset
+from vllm_cpp.config.offload.install import _state, reset
 from vllm_cpp.errors import ModelLoadError
 
 CPU_MOE = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -52,7 +51,7 @@ def test_a_later_document_is_merged_field_by_field():
     assert (residency.mmap, residency.prefault, residency.expert_stream_slots) == (False, False, 9)
     assert residency.placement == (Override("a", "cpu"), Override(CPU_MOE, "cpu"))
     assert install(document(placement={"overrides": []})).placement == (Override(CPU_MOE, "cpu"),)
-    assert installed().mmap is False
+    assert _state.request.mmap is False
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,7 @@ def test_fit_and_a_manual_placement_from_two_sources_are_refused(monkeypatch):
     install(document(placement={"fit": True}))
     with pytest.raises(ModelLoadError, match="cannot be combined with a manual placement"):
         install(document(placement={"cpu_moe": True}))
-    assert installed().cpu_moe is None
+    assert _state.request.cpu_moe is None
     assert install(document(placement={"cpu_moe": True, "fit": False})).placement
     monkeypatch.setenv("VT_PLACEMENT_FIT", "1")
     with pytest.raises(ModelLoadError, match="cannot be combined"):
@@ -250,6 +249,6 @@ def test_documents_installed_by_many_threads_are_all_there():
         thread.start()
     for thread in threads:
         thread.join()
-    assert installed().described() == (
+    assert _state.request.described() == (
         "mmap=off prefault=off expert_stream_slots=7 expert_stream_slot_bytes=9 device_weight_budget_bytes=3 n_cpu_moe=1"
     )

@@ -132,6 +132,13 @@ def test_a_failed_generation_has_no_finish_chunk(make):
         chat.complete(engine, request([{"role": "user", "content": "another prompt"}], max_tokens=50))
 
 
+def test_a_conversation_that_cannot_fit_is_refused_before_it_is_cut_into_tokens(make):
+    tokenizer = FakeTokenizer()
+    tokenizer.encode_chat = lambda text: pytest.fail("it was cut")
+    with pytest.raises(InvalidArgumentError, match=r"prompt has \d{6} characters, and max_model_len=512 tokens .* hold 2048; shorten it"):
+        chat.complete(make(tokenizer=tokenizer), request([{"role": "user", "content": "a" * 100_000}]))
+
+
 @pytest.mark.parametrize("ask", [chat.complete, lambda engine, document: chat.stream(engine, document, lambda chunk: True)])
 def test_an_interrupted_wait_ends_the_request(make, monkeypatch, ask):
     goes_on, waited_for = threading.Event(), []

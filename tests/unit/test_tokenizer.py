@@ -186,6 +186,13 @@ def test_control_tokens_are_no_text_unless_asked_for(byte_pair: Tokenizer):
     assert byte_pair.decode(ids, skip_special=False) == "<s>a<u></s>"
 
 
+@given(text=st.text(st.sampled_from("ab lo<u>▁é😀"), max_size=40))
+@pytest.mark.parametrize("kind", ["byte_pair", "sentence_piece"])
+def test_no_token_stands_for_more_characters_than_the_longest(request: pytest.FixtureRequest, kind: str, text: str):
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    assert len(text) <= tokenizer.longest_token_chars * len(tokenizer.encode(text, parse_special=True))
+
+
 @pytest.mark.parametrize("ids", ["abc", b"abc", 5, [1.0], ["a"], [True], [None], [-1], [10**9]])
 def test_what_are_no_ids_is_refused(byte_pair: Tokenizer, ids: Any):
     with pytest.raises(InvalidArgumentError, match="token id"):

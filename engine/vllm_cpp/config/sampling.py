@@ -38,7 +38,7 @@ class Structured:
 class SamplingParams:
     """Sampling parameters of one request.
 
-    temperature <= 0 is greedy. max_tokens None, or <= 0, is unbounded: until the context is full. top_k 0 or -1 keeps all tokens.
+    temperature below 0.00001 is greedy. max_tokens None, or <= 0, is unbounded: until the context is full. top_k 0 or -1 keeps all tokens.
     seed None (or -1) draws one. `logits_processor(token_ids, logits)` is called before penalties and sampling, once a step, and may edit
     the row of logits in place.
     """

@@ -166,7 +166,7 @@ def submit(engine: Engine, document: str | bytes | dict[str, Any], on_chunk: OnC
 def _prepare(engine: Engine, document: str | bytes | dict[str, Any]) -> tuple[Request, ChatRequest]:
     _check_parsers(engine)
     chat = parse(document)
-    prompt = message_list.prompt(engine.tokenizer, engine.chat_template, chat.messages, chat.template_keywords)
+    prompt = message_list.prompt(engine, chat.messages, chat.template_keywords)
     return engine.prepare(prompt, chat.params), chat
 
 

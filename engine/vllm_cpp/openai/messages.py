@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from vllm_cpp.config import fields
+from vllm_cpp.core import Engine
 from vllm_cpp.errors import InvalidArgumentError
 
 ROLES: Final = ("system", "developer", "user", "assistant")
@@ -23,10 +24,9 @@ def parse(value: Any) -> list[dict[str, Any]]:
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
 
 
-def prompt(tokenizer: Any, chat_template: Any, messages: list[dict[str, Any]], keywords: dict[str, Any]) -> list[int]:
+def prompt(engine: Engine, messages: list[dict[str, Any]], keywords: dict[str, Any]) -> list[int]:
     """The token ids that the messages make through the model's template."""
-    text = chat_template.render(messages, tools=None, add_generation_prompt=True, **keywords)
-    return tokenizer.encode_chat(text)
+    return engine.encode_chat(engine.chat_template.render(messages, tools=None, add_generation_prompt=True, **keywords))
 
 
 def _message(where: str, value: Any) -> dict[str, Any]:

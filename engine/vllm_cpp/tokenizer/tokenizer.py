@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import cached_property
 
 from vllm_cpp.config import fields
 from vllm_cpp.errors import InvalidArgumentError
@@ -70,6 +71,11 @@ class Tokenizer:
     @property
     def add_eos(self) -> bool:
         return self.vocabulary.add_eos
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters of a text than this."""
+        return max(map(len, self.vocabulary.tokens))
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """The ids of `text`. `add_special` puts the begin and end tokens around it that the file asks for; `parse_special` reads control

@@ -8,7 +8,7 @@ environment > document > default.
 """
 
 from .document import OffloadDocument, Override, ResidencyRequest
-from .install import decide, freeze_expert_stream, freeze_geometry, install, installed, preview, resolve, say_mapped_placement
+from .install import decide, freeze_expert_stream, freeze_geometry, install, preview, resolve, say_mapped_placement
 from .parse import parse
 from .resolve import Residency
 from .shorthand import SHORTHANDS, desugar
@@ -26,7 +26,6 @@ __all__ = [
     "freeze_expert_stream",
     "freeze_geometry",
     "install",
-    "installed",
     "parse",
     "preview",
     "resolve",

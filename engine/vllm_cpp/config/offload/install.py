@@ -46,11 +46,6 @@ def preview(document: OffloadDocument) -> Residency:
         return _with_decisions(resolved(document.residency.over(_state.request)))
 
 
-def installed() -> ResidencyRequest:
-    with _lock:
-        return _state.request
-
-
 def resolve() -> Residency:
     """What is in force now."""
     with _lock:
