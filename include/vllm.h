@@ -37,7 +37,8 @@
  * Threads. Every function may be called from any thread at any time, with a stack as small as 64 KiB; requests made together are computed
  *   together. Loading and generating run on the library's own threads, which block every signal, so your handlers run on your threads.
  * Callbacks must return: do not throw or longjmp out of them. They may call any function here, except where a block below says otherwise.
- * Signals. The library changes no signal disposition and no locale of yours.
+ * Signals. The library changes no signal disposition and no locale of yours. In a host that is a Python, Ctrl-C ends a call that waits:
+ *   VLLM_ERR_RUNTIME, what the call began is cancelled, and the host's own handler runs when the call has returned.
  * Python. The engine is written in Python and compiled by numba. The first call that needs a model starts an interpreter inside your
  *   process, in isolation: PYTHON* variables, user site directories and your arguments do not reach it. When the process is already a
  *   Python of the same version, that interpreter is used. The functions marked "plain C" never start one. Python is found next to the
@@ -93,25 +94,26 @@ typedef struct vllm_speech_engine vllm_speech_engine;
 /* ------------------------------------------------------------------------------------------------------------------------------ structs */
 
 /*
- * What to load, and how. Start from vllm_model_params_default(). Zero, NULL and "" mean "the default" in every field but model_path.
+ * What to load, and how. Start from vllm_model_params_default(). Zero, NULL and "" mean "the default" in every field but model_path; a
+ * size below zero is refused.
  */
 typedef struct vllm_model_params {
-  const char* model_path;            /* required: a .gguf file (any shard of a split one) */
+  const char* model_path;            /* required: a .gguf file (any shard of a split one), or a directory that holds one model */
   const char* tokenizer_config_path; /* where the chat template comes from instead of the model's own */
   int32_t block_size;                /* tokens in one KV block, a multiple of 16; 0: 32 */
   int32_t num_blocks;                /* KV blocks; 0: as many as kv_cache_memory_bytes holds, else 256 */
   int32_t max_model_len;             /* longest prompt + answer, in tokens; 0: the model's own limit */
   int32_t max_num_seqs;              /* requests computed together; 0: 8 */
-  const char* tool_parser;           /* how tool calls are read; NULL: by the chat template, else hermes. Checked at the first chat call */
-  const char* reasoning_parser;      /* how reasoning is split off; NULL: by the template; "none": not. Checked at the first chat call */
-  const char* speculative_config;    /* a JSON object; NULL: no speculation */
+  const char* tool_parser;           /* "none", "hermes" or "qwen3", checked at the first chat call; tools are refused in this version */
+  const char* reasoning_parser;      /* "none", "deepseek_r1" or "qwen3", checked likewise; reasoning stays in the content for now */
+  const char* speculative_config;    /* a JSON object; NULL: no speculation. Refused in this version */
   int32_t enable_prefix_caching;     /* reuse of equal prompt beginnings. 0: the model's default, 1: on, 2: off */
   int32_t max_num_batched_tokens;    /* tokens computed in one step; 0: 2048, for a mixture of experts 8192 or 4096 by max_num_seqs */
-  const char* scheduling_policy;     /* "fcfs", "priority" or "lpm"; NULL: fcfs */
-  const char* kv_transfer_config;    /* a JSON object; NULL: none */
+  const char* scheduling_policy;     /* "fcfs", "priority" or "lpm"; NULL: fcfs, all that is not refused in this version */
+  const char* kv_transfer_config;    /* a JSON object; NULL: none. Refused in this version */
   const char* offload_config;        /* a JSON object saying where weights live; NULL: nothing asked */
-  int32_t enable_jump_forward;       /* 0: off unless VT_ENABLE_JUMP_FORWARD says otherwise, 1: on, 2: off; the variable wins */
-  int32_t device;                    /* 0: auto, 1: cpu, 2: cuda */
+  int32_t enable_jump_forward;       /* 0: default, 1: on, 2: off; VT_ENABLE_JUMP_FORWARD wins. On is refused in this version */
+  int32_t device;                    /* 0: auto, 1: cpu, 2: cuda, which is refused in this version */
   double gpu_memory_utilization;     /* share of device memory to use; sizes nothing yet */
   int64_t kv_cache_memory_bytes;     /* bytes for the KV cache; 0: unset; less than one KV block is refused */
   int32_t language_model_only;       /* not 0: leave the other modalities of a multimodal model unloaded */
@@ -122,14 +124,14 @@ typedef struct vllm_model_params {
  * Edits the logits of one request, once for every token, the first included, before penalties and sampling.
  *   token_ids    the n_token_ids tokens generated so far, oldest first (none on the first call); read only
  *   logits       the row the token will be drawn from, vocab_size floats; edit it in place
- * Both pointers are borrowed for the call. Runs on the engine's own thread: every request waits while it runs, and it must not call a
- * vllm_ function that waits for this engine.
+ * Both pointers are borrowed for the call. Runs on the engine's own thread, and every request waits while it runs: a call in here that
+ * would wait for this engine is VLLM_ERR_INVALID_ARGUMENT, and vllm_engine_free and vllm_request_free only ask and do not wait.
  */
 typedef void (*vllm_logits_processor)(const int32_t* token_ids, int32_t n_token_ids, float* logits, int32_t vocab_size, void* user_data);
 
 /*
  * How to choose tokens. Start from vllm_sampling_params_default(); an all-zero struct is refused (repetition_penalty must be above 0).
- * At most one of the five structured_ constraints may be set.
+ * At most one of the five structured_ constraints may be set; this version refuses them all by name.
  */
 typedef struct vllm_sampling_params {
   float temperature;        /* 0 or less: always the likeliest token */
@@ -388,7 +390,8 @@ VLLM_API const char* vllm_request_error(const vllm_request* request);
 
 /*
  * Ends the handle: cancels what still runs and waits for the last call; from within the request's own callback it does not wait, and no
- * call follows. NULL or a freed request does nothing.
+ * call follows. From within a logits processor of its engine it does not wait either, and no call follows one that is under way. NULL or a
+ * freed request does nothing.
  */
 VLLM_API void vllm_request_free(vllm_request* request);
 

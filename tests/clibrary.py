@@ -51,19 +51,22 @@ class Installation:
         return str(self.prefix / "bin" / "python")
 
     def config(self, *flags: str) -> str:
-        return checked([str(self.prefix / "bin" / "vllm-config"), *flags]).stdout.strip()
+        return checked([str(self.prefix / "bin" / "vllm-config"), *flags], env=self._clean).stdout.strip()
 
     @property
     def lib(self) -> Path:
         return Path(self.config("--libdir"))
 
     @property
-    def environment(self) -> dict[str, str]:
+    def _clean(self) -> dict[str, str]:
         """The tester's environment without what would change which Python or library is found."""
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM_PYTHON", "VLLM_LIBPYTHON", "LD_"))
-        }
-        return {**kept, "PKG_CONFIG_PATH": self.config("--pkgconfigdir")}
+        misleading = ("PYTHON", "VLLM_PYTHON", "VLLM_LIBPYTHON", "LD_")
+        return {name: value for name, value in os.environ.items() if not name.startswith(misleading)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same, where pkg-config finds this installation."""
+        return {**self._clean, "PKG_CONFIG_PATH": self.config("--pkgconfigdir")}
 
     def pkg_config(self, *flags: str) -> list[str]:
         return checked(["pkg-config", *flags, "vllm"], env=self.environment, cwd="/").stdout.split()

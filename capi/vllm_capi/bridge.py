@@ -16,7 +16,7 @@ from vllm_capi.handles import HandleTable
 from vllm_capi.params import StructReader
 from vllm_capi.porters import Porters
 from vllm_capi.streams import RequestHandle, Stream
-from vllm_cpp.errors import GenerationError, InternalError, VllmError
+from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, VllmError
 from vllm_cpp.residency import statistics
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def status_and_text(error: BaseException) -> tuple[int, str]:
         return GenerationError.status, f"the Python side is broken: {type(cause).__name__}: {cause}; install vllm-cpp again"
     if isinstance(error, VllmError):
         return error.status, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return GenerationError.status, "interrupted (KeyboardInterrupt); what this call began was cancelled"
     if isinstance(error, MemoryError):
         return GenerationError.status, "out of memory"
     return InternalError.status, f"{type(error).__name__}: {error}; please report it"
@@ -56,6 +58,19 @@ class Bridge:
         self.handles = HandleTable()
         self.porters = Porters()
         self.read = StructReader(ffi)
+        self._error_lock = threading.Lock()
+
+    def told(self, error: BaseException) -> int:
+        """The status of an exception; its text becomes this thread's error.
+
+        A host that is a Python itself may be interrupted while it waits in here. It learns that from its own handler, as of any other call:
+        C raises the signal again when no frame of ours is left.
+        """
+        status, text = status_and_text(error)
+        self.lib.vllmpy_set_error(text.encode("utf-8", "replace"))
+        if isinstance(error, KeyboardInterrupt):
+            self.lib.vllmpy_interrupted()
+        return status
 
     # what C gets
 
@@ -80,7 +95,8 @@ class Bridge:
     # engines
 
     def engine_load(self, c_params: Any, out: Any) -> None:
-        out[0] = self.handles.add("engine", self.porters.run(self.build, self.read.engine_params(c_params)))
+        engine = self.porters.run(self.build, self.read.engine_params(c_params), unwanted=lambda engine: engine.close())
+        out[0] = self.handles.add("engine", engine)
 
     def engine_free(self, handle: int) -> None:
         engine = self.handles.pop(handle, "engine")
@@ -99,16 +115,24 @@ class Bridge:
     # blocking answers
 
     def submit(self, handle: int, prompt: str | list[int], c_params: Any) -> Request:
-        request: Request = self.porters.run(self.engine(handle).submit, prompt, self.read.sampling_params(c_params))
+        params = self.read.sampling_params(c_params)
+        request: Request = self.porters.run(self.engine(handle).submit, prompt, params, unwanted=lambda request: request.cancel())
         return request
 
+    def wait(self, request: Request) -> Completion:
+        try:
+            return request.wait()
+        except BaseException:  # refused here, or interrupted: nobody will ask for the answer
+            request.cancel()
+            raise
+
     def complete(self, handle: int, prompt: Any, c_params: Any, out: Any) -> None:
-        self.fill(out, self.submit(handle, self.read.text("prompt", prompt), c_params).wait())
+        self.fill(out, self.wait(self.submit(handle, self.read.text("prompt", prompt), c_params)))
 
     def complete_tokens(
         self, handle: int, prompt: Any, n_prompt: int, c_params: Any, out_tokens: Any, max_out: int, n_out: Any, out: Any
     ) -> None:
-        completion = self.submit(handle, self.ffi.unpack(prompt, n_prompt), c_params).wait()
+        completion = self.wait(self.submit(handle, self.ffi.unpack(prompt, n_prompt), c_params))
         if out:
             self.fill(out, completion)
         reported = completion.token_ids[:max_out]
@@ -117,8 +141,9 @@ class Bridge:
         n_out[0] = len(reported)
 
     def chat(self, handle: int, document: Any, out: Any) -> None:
-        engine, request = self.engine(handle), self.read.text("request_json", document)
-        out[0] = self.copy(self.porters.run(_chat, engine, request))
+        engine, text = self.engine(handle), self.read.text("request_json", document)
+        request, respond = self.porters.run(_begin_chat, engine, text, unwanted=lambda begun: begun[0].cancel())
+        out[0] = self.copy(self.porters.run(respond, self.wait(request)))
 
     # streams
 
@@ -127,12 +152,13 @@ class Bridge:
 
     def open_text(self, stream: Stream, handle: int, prompt: Any, c_params: Any) -> Stream:
         engine = self.engine(handle)
-        self.porters.run(stream.open_text, engine, self.read.text("prompt", prompt), self.read.sampling_params(c_params))
+        text, params = self.read.text("prompt", prompt), self.read.sampling_params(c_params)
+        self.porters.run(stream.open_text, engine, text, params, unwanted=lambda _: stream.cancel())
         return stream
 
     def chat_stream_open(self, handle: int, document: Any, out: Any) -> None:
-        stream = Stream()
-        self.porters.run(stream.open_chat, self.engine(handle), self.read.text("request_json", document), self.porters.start)
+        stream, engine, text = Stream(), self.engine(handle), self.read.text("request_json", document)
+        self.porters.run(stream.open_chat, engine, text, self.porters.start, unwanted=lambda _: stream.cancel())
         out[0] = self.handles.add("stream", stream)
 
     def stream_next(self, handle: int, delta: Any, finished: Any) -> None:
@@ -148,13 +174,18 @@ class Bridge:
 
     def request(self, handle: int) -> RequestHandle:
         request: RequestHandle = self.handles.get(handle, "request")
+        if request.abandoned:
+            raise InvalidArgumentError(f"{handle:#x} is not a live request handle: it was freed already")
         return request
 
     def request_open(self, handle: int, prompt: Any, c_params: Any, out: Any) -> None:
         out[0] = self.handles.add("request", self.open_text(RequestHandle(), handle, prompt, c_params))
 
     def request_delivered(self, handle: int) -> None:
-        self.request(handle).delivered()
+        request = self.handles.get(handle, "request")
+        request.delivered()
+        if request.abandoned:
+            self.handles.pop(handle, "request")
 
     def request_cancel(self, handle: int) -> None:
         self.request(handle).cancel()
@@ -164,32 +195,43 @@ class Bridge:
 
     def request_done(self, handle: int, out: Any) -> None:
         request = self.handles.find(handle, "request")
-        out[0] = request is not None and request.done
+        out[0] = request is not None and request.done and not request.abandoned
 
     def request_error(self, handle: int, out: Any) -> None:
         request = self.handles.find(handle, "request")
         if request is not None and request.done and request.failure is not None:
-            if request.error_text is None:
-                text = status_and_text(request.failure)[1]
-                request.error_text = self.ffi.new("char[]", text.replace("\0", "\ufffd").encode("utf-8", "replace"))
+            with self._error_lock:  # one text for all who ask: C keeps its address
+                if request.error_text is None:
+                    text = status_and_text(request.failure)[1]
+                    request.error_text = self.ffi.new("char[]", text.replace("\0", "\ufffd").encode("utf-8", "replace"))
             out[0] = request.error_text
 
     def request_free(self, handle: int, wait: bool) -> None:
         request = self.handles.find(handle, "request")
-        if request is None:
+        if request is None or request.abandoned:
             return
         request.cancel()
         if wait:
-            request.wait_delivered()
+            try:
+                request.wait_delivered()
+            except VllmError:  # nobody may wait here; the delivery ends the handle
+                request.abandoned = True
+                if not request.done:
+                    return
+            except KeyboardInterrupt:  # the call that may be under way still uses what the host frees next
+                request.wait_delivered()
+                self.handles.pop(handle, "request")
+                raise
         self.handles.pop(handle, "request")
 
 
-def _chat(engine: Engine, document: str) -> str:
+def _begin_chat(engine: Engine, document: str) -> tuple[Request, Callable[[Completion], str]]:
     import json
 
     from vllm_cpp.openai import chat
 
-    return json.dumps(chat.complete(engine, document), ensure_ascii=False, separators=(",", ":"))
+    request, respond = chat.begin(engine, document)
+    return request, lambda completion: json.dumps(respond(completion), ensure_ascii=False, separators=(",", ":"))
 
 
 def _entry(bridge: Bridge, function: Callable[..., None]) -> Callable[..., int]:
@@ -198,9 +240,7 @@ def _entry(bridge: Bridge, function: Callable[..., None]) -> Callable[..., int]:
         try:
             function(*arguments)
         except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt too: nothing crosses into C
-            status, text = status_and_text(error)
-            bridge.lib.vllmpy_set_error(text.encode("utf-8", "replace"))
-            return status
+            return bridge.told(error)
         return 0
 
     return call
@@ -215,7 +255,7 @@ def bind(ffi: Any, lib: Any, build: Callable[[EngineParams], Engine] = build_eng
     prefix = "vllmpy_"
     for name in CALLS:
         # The second net: what cffi itself cannot convert, which `call` never sees, is a status as well, and prints nothing.
-        ffi.def_extern(name=prefix + name, error=InternalError.status, onerror=lambda *_: InternalError.status)(
+        ffi.def_extern(name=prefix + name, error=InternalError.status, onerror=lambda _, error, __: bridge.told(error))(
             _entry(bridge, getattr(bridge, name))
         )
 

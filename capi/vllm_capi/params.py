@@ -33,8 +33,10 @@ class StructReader:
         return (self.text(name, pointer) or None) if pointer else None
 
     def texts(self, name: str, array_pointer: Any, count: int) -> tuple[str, ...]:
-        if not array_pointer or count <= 0:
-            return ()
+        if count < 0:
+            raise InvalidArgumentError(f"n_{name} is {count}; expected 0 or more")
+        if count and not array_pointer:
+            raise InvalidArgumentError(f"{name} is NULL, but n_{name} is {count}; expected as many strings, or 0")
         for i in range(count):
             if not array_pointer[i]:
                 raise InvalidArgumentError(f"{name}[{i}] is NULL; expected {count} strings")
@@ -44,22 +46,22 @@ class StructReader:
         return EngineParams(
             model_path=os.fsdecode(self._ffi.string(c.model_path)),  # a path is bytes, not text
             tokenizer_config_path=self.optional_text("tokenizer_config_path", c.tokenizer_config_path),
-            block_size=max(c.block_size, 0),
-            num_blocks=max(c.num_blocks, 0),
-            max_model_len=max(c.max_model_len, 0),
-            max_num_seqs=max(c.max_num_seqs, 0),
+            block_size=c.block_size,
+            num_blocks=c.num_blocks,
+            max_model_len=c.max_model_len,
+            max_num_seqs=c.max_num_seqs,
             tool_parser=self.optional_text("tool_parser", c.tool_parser),
             reasoning_parser=self.optional_text("reasoning_parser", c.reasoning_parser),
             speculative_config=self.optional_text("speculative_config", c.speculative_config),
             enable_prefix_caching=tri_state("enable_prefix_caching", c.enable_prefix_caching),
-            max_num_batched_tokens=max(c.max_num_batched_tokens, 0),
+            max_num_batched_tokens=c.max_num_batched_tokens,
             scheduling_policy=self.optional_text("scheduling_policy", c.scheduling_policy) or "fcfs",
             kv_transfer_config=self.optional_text("kv_transfer_config", c.kv_transfer_config),
             offload_config=self.optional_text("offload_config", c.offload_config),
             enable_jump_forward=tri_state("enable_jump_forward", c.enable_jump_forward),
             device=device_name(c.device),
             gpu_memory_utilization=c.gpu_memory_utilization,
-            kv_cache_memory_bytes=max(c.kv_cache_memory_bytes, 0),
+            kv_cache_memory_bytes=c.kv_cache_memory_bytes,
             language_model_only=bool(c.language_model_only),
             limit_mm_per_prompt=self.optional_text("limit_mm_per_prompt", c.limit_mm_per_prompt),
         )

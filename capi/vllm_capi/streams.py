@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_cpp.errors import VllmError
+from vllm_cpp.errors import GenerationError, VllmError
 
 if TYPE_CHECKING:
     from vllm_cpp.core import Engine
@@ -53,11 +53,16 @@ class Stream:
             except BaseException as error:  # noqa: BLE001 - it is the reader's
                 self._queue.put(error)
 
-        start(wait)
+        try:
+            start(wait)
+        except BaseException:
+            request.cancel()
+            raise
 
     def next(self) -> tuple[str, bool]:
         """The next delta and whether it is the last; raises the failure of an answer that failed."""
         try:
+            self.refuse_endless_wait()
             item = self._queue.get()
             if isinstance(item, BaseException):
                 raise item
@@ -67,6 +72,11 @@ class Stream:
             self.failure = error
             raise
         return item
+
+    def refuse_endless_wait(self) -> None:
+        """Raises on a thread that the answer itself waits for, such as that of a logits processor."""
+        if self._request is not None:
+            self._request.refuse_endless_wait("wait")
 
     def cancel(self) -> None:
         if self._request is not None:
@@ -80,10 +90,17 @@ class RequestHandle(Stream):
         super().__init__()
         self._delivered = threading.Event()
         self.error_text: Any = None  # the C string of a failure, once somebody asked
+        self.abandoned = False  # freed where nobody may wait; gone from the table once delivered
 
     @property
     def done(self) -> bool:
         return self._delivered.is_set()
+
+    def next(self) -> tuple[str, bool]:
+        item = super().next()
+        if self.abandoned:
+            raise GenerationError("the request was freed")  # no further call
+        return item
 
     def delivered(self) -> None:
         """The last callback has returned. It may have been the last because it said so."""
@@ -92,7 +109,9 @@ class RequestHandle(Stream):
 
     def wait_delivered(self) -> None:
         """Returns when the last callback has."""
-        self._delivered.wait()
+        if not self.done:
+            self.refuse_endless_wait()
+            self._delivered.wait()
 
     def wait(self) -> None:
         """The same; raises the failure of an answer that failed."""

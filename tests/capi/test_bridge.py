@@ -6,7 +6,9 @@ import gc
 import re
 import signal
 import threading
+import time
 import weakref
+from unittest import mock
 
 import pytest
 
@@ -14,6 +16,7 @@ from clibrary import C_SOURCES, build_module
 from vllm_capi import bridge
 from vllm_capi.handles import HandleTable
 from vllm_capi.porters import Porters
+from vllm_capi.streams import RequestHandle, Stream
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, ModelLoadError, UnknownKeywordError
 
 
@@ -66,6 +69,62 @@ def test_porters_raise_to_their_caller_and_keep_nothing() -> None:
     assert alive() is None
 
 
+def test_what_an_interrupted_caller_asked_for_is_given_up() -> None:
+    release, given_up = threading.Event(), threading.Event()
+    unwanted: list[str] = []
+
+    def job() -> str:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        release.wait(10)
+        return "an engine"
+
+    with pytest.raises(KeyboardInterrupt):
+        Porters().run(job, unwanted=lambda result: (unwanted.append(result), given_up.set()))
+    release.set()
+    assert given_up.wait(10)
+    assert unwanted == ["an engine"]
+
+
+def no_more_threads(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_cannot_start_is_no_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    with pytest.raises(GenerationError, match="no thread could be started for this call: can't start new thread"):
+        Porters().run(int)
+
+
+def test_a_chat_that_nobody_can_wait_for_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = mock.Mock()
+    monkeypatch.setattr("vllm_cpp.openai.chat.submit", lambda *_: request)
+    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    with pytest.raises(GenerationError, match="no thread"):
+        Stream().open_chat(mock.Mock(), "{}", Porters().start)
+    request.cancel.assert_called_once_with()
+
+
+def test_all_who_ask_for_a_failure_get_one_text() -> None:
+    """C keeps its address until the request is freed."""
+
+    def new(_kind: str, _text: bytes) -> object:
+        time.sleep(0.05)  # long enough for all to come by
+        return object()
+
+    door = bridge.Bridge(mock.Mock(new=new), mock.Mock())
+    request = RequestHandle()
+    request.failure = GenerationError("no luck")
+    request.delivered()
+    handle = door.handles.add("request", request)
+    answers: list[list[object]] = [[None] for _ in range(4)]
+    askers = [threading.Thread(target=door.request_error, args=(handle, answer)) for answer in answers]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len({id(answer[0]) for answer in answers}) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
@@ -78,7 +137,7 @@ def test_porters_raise_to_their_caller_and_keep_nothing() -> None:
         (InternalError("a mistake"), 4, "a mistake"),
         (ZeroDivisionError("by zero"), 4, "ZeroDivisionError: by zero; please report it"),
         (SystemExit(3), 4, "SystemExit"),
-        (KeyboardInterrupt(), 4, "KeyboardInterrupt"),
+        (KeyboardInterrupt(), 3, "interrupted (KeyboardInterrupt); what this call began was cancelled"),
     ],
 )
 def test_what_an_exception_becomes(error: BaseException, status: int, text: str) -> None:

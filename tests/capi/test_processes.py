@@ -65,6 +65,12 @@ def test_a_python_host(installed: Installation, model: Path) -> None:
     assert "deltas" in done.stdout
 
 
+def test_a_python_host_that_is_interrupted(installed: Installation, model: Path) -> None:
+    """The call says so, what it began is cancelled, the host's own handler runs, and the engine serves on."""
+    done = installed.run(installed.python, PROGRAMS / "interrupted.py", installed.lib / "libvllm.so", model)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 def test_a_node_host(installed: Installation, model: Path, tmp_path: Path) -> None:
     """Node by koffi; a plain C host that opens the library with RTLD_LOCAL where koffi cannot be had."""
     if shutil.which("npm") and subprocess.run(["npm", "install", "--silent", "koffi@2.16.3"], cwd=tmp_path, check=False).returncode == 0:

@@ -4,6 +4,7 @@
  * cffi reads it as declarations; embed.c defines it.
  */
 void vllmpy_set_error(const char* text);            /* the calling thread's error; the door adds the function's name */
+void vllmpy_interrupted(void);                      /* SIGINT ended this call: raise it again once the call is over */
 void vllmpy_start_failed(const char* text);         /* why bind() could not finish */
 int vllmpy_owns_interpreter(void);                  /* 1: libvllm started this interpreter; 0: the host did */
 char* vllmpy_copy(const char* bytes, size_t n);     /* malloc'ed, NUL-terminated; NULL when memory is out */

@@ -27,6 +27,7 @@ typedef struct door_table {
 /* What the door tells the embedding module. */
 typedef struct door_host {
   void (*set_error)(const char* text); /* the calling thread's last error, without the function's name */
+  void (*interrupted)(void);           /* SIGINT ended what the calling thread waited for: it is raised again when the call is over */
   char* failure;                       /* where a failed start leaves its reason */
   size_t failure_bytes;
   const char* executable; /* the interpreter to start; "" when the process already runs one */
@@ -40,6 +41,8 @@ int vllm_embed_boot(const door_host* host, door_table* table);
 
 /* error.c: this thread's last error. `door_finish` puts `function: ` before the text of a failure, and clears it after a success. */
 void door_set_error(const char* text);
+void door_interrupted(void);
+void door_raise_interrupt(void); /* the end of a call without a status; door_finish does it too */
 vllm_status door_fail(const char* function, vllm_status status, const char* format, ...) __attribute__((format(printf, 3, 4)));
 vllm_status door_finish(const char* function, vllm_status status);
 

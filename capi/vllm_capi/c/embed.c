@@ -25,6 +25,8 @@ static int owns_interpreter;
 
 void vllmpy_set_error(const char* text) { host->set_error(text); }
 
+void vllmpy_interrupted(void) { host->interrupted(); }
+
 void vllmpy_start_failed(const char* text) { snprintf(host->failure, host->failure_bytes, "%s", text); }
 
 int vllmpy_owns_interpreter(void) { return owns_interpreter; }

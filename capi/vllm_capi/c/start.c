@@ -222,6 +222,7 @@ static int start(void) {
   }
   host = (door_host){
     .set_error = door_set_error,
+    .interrupted = door_interrupted,
     .failure = failure,
     .failure_bytes = sizeof failure,
     .executable = executable,

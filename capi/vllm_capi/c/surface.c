@@ -41,6 +41,7 @@ vllm_status vllm_engine_load(const vllm_model_params* params, vllm_engine** out)
 void vllm_engine_free(vllm_engine* engine) {
   const door_table* door = engine ? door_open() : NULL;
   if (door) door->engine_free(id_of(engine));
+  door_raise_interrupt();
 }
 
 /* ---- blocking answers ---- */
@@ -91,7 +92,8 @@ typedef struct stream {
 static _Thread_local uint64_t delivering;
 static _Thread_local bool abandoned;
 
-/* As clean-ups of their scopes these also run when a C++ callback throws through us: the answer is cancelled, nothing leaks. */
+/* As clean-ups of their scopes these also run when a C++ callback throws through us: the answer is cancelled, nothing leaks. A stream is
+   closed before door_finish, which may raise a signal: no frame of Python's but the host's may see that. */
 static void close_stream(stream* open) { open->door->stream_close(open->id); }
 static void free_text(char** text) { free(*text); }
 
@@ -105,6 +107,11 @@ static vllm_status deliver(stream from, vllm_token_callback callback, void* user
   }
 }
 
+static vllm_status deliver_and_close(stream from, vllm_token_callback callback, void* user_data) {
+  __attribute__((cleanup(close_stream))) stream opened = from;
+  return deliver(opened, callback, user_data);
+}
+
 vllm_status vllm_complete_stream(vllm_engine* engine, const char* prompt, const vllm_sampling_params* params,
                                  vllm_token_callback callback, void* user_data) {
   REQUIRE(engine);
@@ -115,8 +122,7 @@ vllm_status vllm_complete_stream(vllm_engine* engine, const char* prompt, const 
   uint64_t id = 0;
   vllm_status status = door->stream_open(id_of(engine), prompt, params, &id);
   if (status != VLLM_OK) return door_finish(__func__, status);
-  __attribute__((cleanup(close_stream))) stream opened = {door, id};
-  return door_finish(__func__, deliver(opened, callback, user_data));
+  return door_finish(__func__, deliver_and_close((stream){door, id}, callback, user_data));
 }
 
 vllm_status vllm_chat_stream(vllm_engine* engine, const char* request_json, vllm_token_callback callback, void* user_data) {
@@ -127,8 +133,7 @@ vllm_status vllm_chat_stream(vllm_engine* engine, const char* request_json, vllm
   uint64_t id = 0;
   vllm_status status = door->chat_stream_open(id_of(engine), request_json, &id);
   if (status != VLLM_OK) return door_finish(__func__, status);
-  __attribute__((cleanup(close_stream))) stream opened = {door, id};
-  return door_finish(__func__, deliver(opened, callback, user_data));
+  return door_finish(__func__, deliver_and_close((stream){door, id}, callback, user_data));
 }
 
 /* ---- requests ---- */
@@ -234,6 +239,7 @@ void vllm_request_free(vllm_request* request) {
     door->request_cancel(id);
   } else {
     door->request_free(id, true);
+    door_raise_interrupt();
   }
 }
 

@@ -110,16 +110,25 @@ def parse(document: str | bytes | dict[str, Any]) -> ChatRequest:
 
 def complete(engine: Engine, document: str | bytes | dict[str, Any]) -> dict[str, Any]:
     """The response object of a request."""
+    request, respond = begin(engine, document)
+    return respond(_wait(request))
+
+
+def begin(engine: Engine, document: str | bytes | dict[str, Any]) -> tuple[Request, Callable[[Completion], dict[str, Any]]]:
+    """As `complete`, without waiting: the request, and what makes the response object of its completion."""
     request, _ = _prepare(engine, document)
     envelope = _Envelope("chat.completion", engine)
-    completion = _wait(engine.start(request))
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": completion.text},
-        "logprobs": None,
-        "finish_reason": completion.finish_reason,
-    }
-    return envelope.around([choice], usage=_usage(completion))
+
+    def respond(completion: Completion) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": completion.text},
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+        }
+        return envelope.around([choice], usage=_usage(completion))
+
+    return engine.start(request), respond
 
 
 def stream(engine: Engine, document: str | bytes | dict[str, Any], on_chunk: OnChunk) -> None:

@@ -130,6 +130,12 @@ static void refusals(vllm_engine* engine) {
   WRONG(presence_penalty, 3)
   WRONG(frequency_penalty, -3)
   WRONG(min_tokens, -1)
+  WRONG(n_stop, -1)
+  WRONG(n_stop, 2) /* of none */
+  CHECK(strstr(vllm_last_error(), "stop is NULL, but n_stop is 2"));
+  WRONG(n_structured_choice, -1)
+  WRONG(n_structured_choice, 3)
+  CHECK(strstr(vllm_last_error(), "structured_choice is NULL, but n_structured_choice is 3"));
   sampling = greedy(4);
   sampling.structured_grammar = "root ::= \"1\"";
   sampling.structured_json_object = 1;
@@ -141,6 +147,17 @@ static void refusals(vllm_engine* engine) {
   CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_complete", vllm_complete(engine, "x", &sampling, &answer), "stop[1]");
   sampling = greedy(4);
   CHECK_REFUSED(VLLM_ERR_INVALID_ARGUMENT, "vllm_complete", vllm_complete(engine, "\xc3(", &sampling, &answer), "not UTF-8");
+  /* A text that is too long for its place ends between two characters. */
+  for (int i = 0; i < 4; i++) {
+    vllm_model_params params = vllm_model_params_default();
+    vllm_engine* none;
+    char path[6004] = "abc";
+    path[i] = 0;
+    for (int n = 0; n < 1500; n++) strcat(path, "\xf0\x9d\x84\x9e");
+    params.model_path = path;
+    CHECK(vllm_engine_load(&params, &none) != VLLM_OK);
+    CHECK(strlen(vllm_last_error()) > 4090 && well_formed(vllm_last_error()));
+  }
   char* endless = malloc(1 << 20);
   memset(endless, 'z', (1 << 20) - 1);
   endless[(1 << 20) - 1] = 0;

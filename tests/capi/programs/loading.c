@@ -35,6 +35,13 @@ static void values(void) {
   LOAD(nowhere, VLLM_ERR_INVALID_ARGUMENT, "device", params.device = -1)
   LOAD(nowhere, VLLM_ERR_INVALID_ARGUMENT, "block_size", params.block_size = 24)
   LOAD(nowhere, VLLM_ERR_MODEL_LOAD, nowhere, params.max_num_batched_tokens = 8192)
+#define NEGATIVE(size) LOAD(nowhere, VLLM_ERR_INVALID_ARGUMENT, #size " must be between 0 and", params.size = -1)
+  NEGATIVE(block_size)
+  NEGATIVE(num_blocks)
+  NEGATIVE(max_model_len)
+  NEGATIVE(max_num_seqs)
+  NEGATIVE(max_num_batched_tokens)
+  NEGATIVE(kv_cache_memory_bytes)
 
   static const char* const policies[] = {"fcfs", "priority", "lpm", ""};
   for (int i = 0; i < 4; i++) LOAD(nowhere, VLLM_ERR_MODEL_LOAD, "", params.scheduling_policy = policies[i])
