@@ -88,12 +88,8 @@ def _only_vllm_errors(params: EngineParams, report: _Report | None = None) -> It
 
 def _as_ours(params: EngineParams, error: Exception) -> VllmError:
     if isinstance(error, MemoryError):
-        sizes = (f"{name}={getattr(params, name) or 'default'}" for name in _SIZES)
         what = f": {error}" if str(error) else ""
-        return ModelLoadError(
-            f"{params.model_path}: not enough memory to load this model{what}; beside the weights, its KV cache, logits and "
-            f"step tables are sized by {', '.join(sizes)}: lower them"
-        )
+        return ModelLoadError(f"{params.model_path}: not enough memory to load this model{what}")
     if isinstance(error, OSError):
         return ModelLoadError(f"{params.model_path}: {error}")
     # A mistake of ours, but no door may see anything but a VllmError.
@@ -130,7 +126,9 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
         chat_template = ChatTemplate.from_gguf(model, config)
         residency = offload.decide(document, residency)
         progress(_BUILDING, 0.0)
-        runner = _WithItsFile(models.load(model, params, residency, progress), model, residency, device)
+        with _sizes_named(params, tokenizer.vocab_size):
+            loaded = models.load(model, params, residency, progress)
+        runner = _WithItsFile(loaded, model, residency, device)
     except BaseException:
         model.close()
         raise
@@ -141,6 +139,20 @@ def _build(params: EngineParams, progress: Progress) -> Engine:
     except BaseException:
         runner.close()
         raise
+
+
+@contextlib.contextmanager
+def _sizes_named(params: EngineParams, vocab_size: int) -> Iterator[None]:
+    """Too little memory for what the parameters size: say how much that is, and which they are."""
+    try:
+        yield
+    except MemoryError as error:
+        sizes = (f"{name}={getattr(params, name) or 'default'}" for name in _SIZES)
+        logits = params.max_num_seqs * vocab_size * 4
+        raise MemoryError(
+            f"{error}; the logits of {params.max_num_seqs} sequences take {logits} bytes, and the KV cache and "
+            f"the tables of a step are sized by {', '.join(sizes)}: lower them"
+        ) from error
 
 
 def engine_device(params: EngineParams) -> devices.Device:
@@ -332,6 +344,8 @@ class LLM:
         """The token ids of a text. `add_special` adds what the model wants around a prompt; `parse_special` reads special tokens in it."""
         if not isinstance(text, str):
             raise InvalidArgumentError(f"tokenize takes a string, not {fields.shown(text)}")
+        fields.boolean("add_special", add_special)
+        fields.boolean("parse_special", parse_special)
         return list(self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> str:
@@ -339,7 +353,7 @@ class LLM:
         tokenizer = self.tokenizer
         given = enumerate(fields.items("token_ids", token_ids))
         ids = [fields.integer(f"token_ids[{i}]", token, 0, tokenizer.vocab_size - 1) for i, token in given]
-        return str(tokenizer.decode(ids, skip_special=skip_special))
+        return str(tokenizer.decode(ids, skip_special=fields.boolean("skip_special", skip_special)))
 
     # the engine
 

@@ -152,11 +152,6 @@ class TestOrderOfRefusals:
         with pytest.raises(InternalError, match="KeyError"):
             api.load("x.gguf")
 
-    def test_too_little_memory_names_the_sizes_that_were_asked_for(self, monkeypatch):
-        monkeypatch.setattr(api, "_build", lambda params, progress: np.zeros(1 << 58, np.uint8))
-        with pytest.raises(ModelLoadError, match=r"not enough memory.*256.* PiB .*num_blocks=default, max_num_seqs=9, .*lower them"):
-            api.load("x.gguf", max_num_seqs=9)
-
     @pytest.mark.parametrize("progress", [3, "loud"])
     def test_progress_must_be_callable(self, progress):
         with pytest.raises(InvalidArgumentError, match="progress must be callable"):
@@ -414,6 +409,11 @@ class TestTheRest:
             llm.detokenize([97, 99999])
         with pytest.raises(InvalidArgumentError, match="tokenize takes a string"):
             llm.tokenize(b"a")
+        for flag in ("add_special", "parse_special"):
+            with pytest.raises(InvalidArgumentError, match=f"{flag} must be True or False, not 'no'"):
+                llm.tokenize("a", **{flag: "no"})
+        with pytest.raises(InvalidArgumentError, match="skip_special must be True or False, not 'no'"):
+            llm.detokenize([97], skip_special="no")
         for wrong in (5, b"a", "a", None, [True], [1.0]):
             with pytest.raises(InvalidArgumentError, match="token_ids"):
                 llm.detokenize(wrong)

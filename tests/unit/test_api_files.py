@@ -76,6 +76,32 @@ def test_an_unknown_architecture_is_named_before_weight_offload(tmp_path, no_wei
         api.load(path, offload_config=UVA)
 
 
+def test_too_little_memory_names_the_sizes_and_what_makes_them(tiny):
+    with pytest.raises(ModelLoadError) as caught:
+        api.load(tiny, max_num_seqs=2**31 - 1, threads=1)
+    said = str(caught.value)
+    assert f"{tiny}: not enough memory to load this model: " in said
+    assert f"the logits of {2**31 - 1} sequences take {(2**31 - 1) * 320 * 4} bytes" in said
+    assert "num_blocks=default, max_num_seqs=2147483647, max_model_len=default, kv_cache_memory_bytes=default: lower them" in said
+    assert not mapped(tiny)
+
+
+def test_a_progress_callback_that_raises_ends_the_load_with_its_own_error_and_gives_everything_back(tiny):
+    stages: list[str] = []
+    api.load(tiny, threads=1, progress=lambda what, fraction: stages.append(what)).close()
+    assert len(set(stages)) >= 4
+    for number in range(len(stages)):
+        calls = iter(range(len(stages)))
+
+        def fails(what, fraction, calls=calls, number=number):
+            if next(calls) == number:
+                raise ZeroDivisionError(what)
+
+        with pytest.raises(ZeroDivisionError, match=stages[number]):
+            api.load(tiny, threads=1, progress=fails)
+        assert not mapped(tiny)
+
+
 def test_a_tokenizer_config_that_is_not_there_is_a_load_failure(tiny, no_weights):
     with pytest.raises(ModelLoadError, match="nowhere"):
         api.load(tiny, tokenizer_config_path="/nowhere/tokenizer_config.json")

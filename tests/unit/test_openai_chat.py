@@ -253,6 +253,7 @@ def test_the_prompt_is_encoded_as_a_templates_text(make):
         (request(stop=[""]), r"stop\[0\]"),
         (request(stream_options=True), "stream_options must be an object"),
         (request(stream_options={"include_usage": 1}), r"stream_options\.include_usage"),
+        (request(chat_template_kwargs={1: 2}), r"chat_template_kwargs names variables of the template by strings, not 1"),
         (request(chat_template_kwargs={"tools": []}), r"chat_template_kwargs\.tools"),
         (request(n=2), "n is not built in this version; only 1"),
         (request(n=True), "n is not built"),

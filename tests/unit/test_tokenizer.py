@@ -202,6 +202,8 @@ def test_what_are_no_ids_is_refused(byte_pair: Tokenizer, ids: Any):
 def test_a_source_that_is_no_path_is_refused():
     with pytest.raises(InvalidArgumentError, match=r"Tokenizer.from_gguf takes the path of a model, not 5"):
         Tokenizer.from_gguf(5)
+    with pytest.raises(InvalidArgumentError, match=r"Tokenizer.from_gguf takes a TokenizerConfig, not 5"):
+        Tokenizer.from_gguf("x.gguf", 5)
 
 
 def test_numbers_of_numpy_are_ids(byte_pair: Tokenizer):

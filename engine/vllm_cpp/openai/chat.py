@@ -215,6 +215,9 @@ def _object(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _template_keywords(given: dict[str, Any]) -> dict[str, Any]:
     keywords = _object("chat_template_kwargs", given)
+    for name in keywords:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"chat_template_kwargs names variables of the template by strings, not {fields.shown(name)}")
     for name in ("messages", "tools", "add_generation_prompt"):
         if name in keywords:
             raise InvalidArgumentError(f"chat_template_kwargs.{name} is set by the request itself; leave it out")

@@ -37,6 +37,8 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, source: str | os.PathLike[str] | GGUFModel, config: TokenizerConfig | None = None) -> Tokenizer:
         """The tokenizer of a GGUF file (one without tensors will do) or of an opened model. Raises ModelLoadError."""
+        if config is not None and not isinstance(config, TokenizerConfig):
+            raise InvalidArgumentError(f"Tokenizer.from_gguf takes a TokenizerConfig, not {fields.shown(config)}")
         if isinstance(source, GGUFModel):
             vocabulary = read_vocabulary(source)
         else:
