@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.fields import field
-from vllm_cpp.kernels.cpu.team import Team
+from vllm_cpp.kernels.cpu.team import _ASLEEP, _BED_WORDS, _BEDS, Team
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.kernels.simd import i64, load, store
 from vllm_cpp.models.program import Program
@@ -64,6 +69,65 @@ def test_workers_sleep_between_jobs_and_wake_for_the_next(team):
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1  # 0.3 s of spinning in any worker would show
+
+
+HELD = """
+import ctypes, time
+from test_team import rotations, settle
+from vllm_cpp.kernels.cpu.team import Team, lead
+
+team = Team(3)
+_program, table, buffers = rotations(16, 2)
+team.run(table)
+settle(team)
+held = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(lead.address)  # keeps the GIL until all have done their share
+held(team._address, team.size)
+assert buffers[0].tolist() == [(i + 4) % 16 + 4 for i in range(16)]
+team.close()
+"""
+
+
+def settle(team: Team) -> None:
+    """Wait until every worker sleeps."""
+    deadline = time.monotonic() + 30
+    while team._control[_BEDS + _ASLEEP :: _BED_WORDS].sum() < team.size - 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_workers_wake_while_another_thread_holds_the_gil():
+    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", HELD], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_jobs_that_come_as_workers_fall_asleep_are_not_missed():
+    team = Team(3)
+    _program, table, buffers = rotations(16, 2)
+    for _ in range(5):
+        settle(team)
+        for _ in range(300):
+            buffers[0][:] = np.arange(16)
+            team.run(table)
+            assert np.array_equal(buffers[0], (np.arange(16) + 2) % 16 + 2)
+    team.close()
+
+
+def test_a_thread_that_cannot_start_is_refused_and_leaves_none(monkeypatch):
+    start = threading.Thread.start
+
+    def starts_three(thread):
+        if thread.name == "vllm-worker-4":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts_three)
+    before = set(threading.enumerate())
+    with pytest.raises(ModelLoadError, match=r"no thread for worker 4 of 5: can't start new thread; lower threads or VLLM_CPP_CPU_THREADS"):
+        Team(6)
+    assert set(threading.enumerate()) <= before
 
 
 def test_close_ends_the_threads_and_is_safe_twice():

@@ -1,12 +1,12 @@
 """The SPMD team: every worker thread runs the same table of operations, with barriers between.
 
-Owns worker threads, the barrier and how workers wait between jobs (spin briefly, then sleep on a lock, so that an idle engine uses no CPU).
-Must not know what an operation does.
+Owns worker threads, the barrier and how workers wait between jobs (spin briefly, then sleep, so that an idle engine uses no CPU). Must
+not know what an operation does.
 
 A job is one table: int64[n_ops, 3], (address of a compiled op, address of its record, 1 if all threads must be done before the next op
 starts). Instead of 1, the address of a repeat record makes the job go back to an earlier entry, once all are done, as long as a cell of it
-is set. Workers are Python threads that spend their lives inside `serve`, with the GIL released; one takes the GIL only to fall asleep. The
-caller of `run` is worker 0.
+is set. Workers are Python threads that spend their lives inside `serve`, with the GIL released. They sleep in the C library, so that
+neither falling asleep nor waking needs the GIL, which another thread of the host may hold for long. The caller of `run` is worker 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import threading
 
 import numpy as np
 
-from vllm_cpp.kernels import jit, simd
+from vllm_cpp.errors import ModelLoadError
+from vllm_cpp.kernels import jit, libc, simd
 from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.simd import i64, load, store
 
 # The control record, int64s a cache line (8 words) apart so that spinning on one does not slow writes to another.
-_GENERATION, _ARRIVED, _BARRIER, _TABLE, _COUNT, _STOP, _ASLEEP = 0, 8, 16, 24, 25, 26, 32
+_GENERATION, _ARRIVED, _BARRIER, _TABLE, _COUNT, _STOP, _BEDS = 0, 8, 16, 24, 25, 26, 32
+# Behind it a line for each worker: 1 while it sleeps or is about to, and the semaphore it sleeps on.
+_ASLEEP, _SEMAPHORE = 0, 1
+_BED_WORDS = -(-(1 + libc.SEMAPHORE_WORDS) // 8) * 8
 
 REPEAT_FIELDS = (
     "cell",  # address of the int64 that is not 0 while the entries have to be run again; written by an earlier one of them
@@ -71,89 +75,120 @@ def _run_table(control, tid, nth):  # type: ignore[no-untyped-def]
                 i -= load(i64, after + 8 * _REPEAT_BACK)
 
 
-@jit.function(1)
-def announce(control):  # type: ignore[no-untyped-def]
-    """Publish the job that stands in the control record: everything written before is seen by who sees the new generation."""
+@jit.inner
+def _bed(control, tid):  # type: ignore[no-untyped-def]
+    return control + 8 * (_BEDS + _BED_WORDS * tid)
+
+
+@jit.inner
+def _announce(control, nth):  # type: ignore[no-untyped-def]
+    """Publish the job that stands in the control record, and wake who sleeps. Who sees the new generation sees all that was written
+    before."""
     simd.atomic_add(control + 8 * _GENERATION, 1)
+    for tid in range(1, nth):
+        bed = _bed(control, tid)
+        if simd.atomic_load(bed + 8 * _ASLEEP) != 0 and simd.atomic_replace(bed + 8 * _ASLEEP, 1, 0):
+            libc.sem_post(bed + 8 * _SEMAPHORE)
 
 
-@jit.op
-def lead(control, tid, nth):  # type: ignore[no-untyped-def]
-    """Worker 0's share of the job that stands in the control record."""
-    _run_table(control, tid, nth)
+@jit.inner
+def _sleep(control, tid, seen):  # type: ignore[no-untyped-def]
+    """Sleep until a generation other than `seen` is announced.
+
+    Either `_announce` sees the flag, or this sees the new generation: its look adds 0, so whichever of the two additions to the generation
+    comes second sees all that stood before the first.
+    """
+    bed = _bed(control, tid)
+    simd.atomic_add(bed + 8 * _ASLEEP, 1)
+    if simd.atomic_add(control + 8 * _GENERATION, 0) != seen and simd.atomic_replace(bed + 8 * _ASLEEP, 1, 0):
+        return
+    while libc.sem_wait(bed + 8 * _SEMAPHORE) != 0:  # a signal came between
+        pass
 
 
-@jit.function(4)
-def serve(control, tid, nth, seen):  # type: ignore[no-untyped-def]
-    """A worker's life between two sleeps: run every job whose generation differs from the last one seen (int64 at `seen`); return after a
-    spell without work, or when told to stop."""
-    idle = 0
-    while idle < _SPINS_BEFORE_YIELD + _SPINS_BEFORE_SLEEP:
+@jit.function(2)
+def prepare(control, nth):  # type: ignore[no-untyped-def]
+    """Make the beds; before any worker starts."""
+    for tid in range(nth):
+        libc.sem_init(_bed(control, tid) + 8 * _SEMAPHORE, 0)
+
+
+@jit.function(2)
+def lead(control, nth):  # type: ignore[no-untyped-def]
+    """Announce the job that stands in the control record, and do worker 0's share of it."""
+    if nth > 1:
+        _announce(control, nth)
+    _run_table(control, 0, nth)
+
+
+@jit.function(2)
+def dismiss(control, nth):  # type: ignore[no-untyped-def]
+    """Let every worker return."""
+    store(control + 8 * _STOP, 1)
+    _announce(control, nth)
+
+
+@jit.function(3)
+def serve(control, tid, nth):  # type: ignore[no-untyped-def]
+    """A worker's life: run every job that is announced, until told to stop."""
+    seen, idle = 0, 0
+    while True:
         generation = simd.atomic_load(control + 8 * _GENERATION)
-        if generation != load(i64, seen):
+        if generation != seen:
             if load(i64, control + 8 * _STOP) != 0:
                 return
-            store(seen, generation)
+            seen = generation
             _run_table(control, tid, nth)
             idle = 0
-        else:
+        elif idle < _SPINS_BEFORE_YIELD + _SPINS_BEFORE_SLEEP:
             idle += 1
             if idle > _SPINS_BEFORE_YIELD:
                 simd.sched_yield()
             else:
                 simd.pause()
+        else:
+            _sleep(control, tid, seen)
+            idle = 0
 
 
 class Team:
     """`size` threads, the caller of `run` included."""
 
     def __init__(self, size: int):
+        """ModelLoadError where the system gives no thread for a worker; those that started have ended then."""
         if size < 1:
             raise ValueError(f"a team needs at least one thread, not {size}")
         self.size = size
-        self._control = aligned_zeros(_ASLEEP + 8 * size, np.int64)
+        self._control = aligned_zeros(_BEDS + _BED_WORDS * size, np.int64)
         self._address = self._control.ctypes.data
-        self._seen = aligned_zeros(8 * size, np.int64)
-        self._wake = [threading.Semaphore(0) for _ in range(size)]
-        lead.address, serve.address, announce.address  # noqa: B018 - compile now, before any thread waits for another
-        self._threads = [
-            threading.Thread(target=self._worker, args=(tid,), name=f"vllm-worker-{tid}", daemon=True) for tid in range(1, size)
-        ]
-        for thread in self._threads:
-            thread.start()
+        lead.address, serve.address, dismiss.address  # noqa: B018 - compile now, before any thread waits for another
+        prepare(self._address, size)
+        self._threads: list[threading.Thread] = []
+        for tid in range(1, size):
+            thread = threading.Thread(target=self._worker, args=(tid,), name=f"vllm-worker-{tid}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.close()
+                raise ModelLoadError(
+                    f"no thread for worker {tid} of {size - 1}: {error}; lower threads or VLLM_CPP_CPU_THREADS, {size} now"
+                ) from error
+            self._threads.append(thread)
 
     def _worker(self, tid: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the host's signals stay on the host's threads
-        seen = self._seen[8 * tid : 8 * tid + 1]
-        asleep = _ASLEEP + 8 * tid
-        while not self._control[_STOP]:
-            serve(self._address, tid, self.size, seen.ctypes.data)
-            # Going to sleep and being woken both happen under the GIL: either `run` sees the flag, or this sees the new generation.
-            self._control[asleep] = 1
-            if self._control[_GENERATION] == seen[0] and not self._control[_STOP]:
-                self._wake[tid].acquire()
-            self._control[asleep] = 0
-
-    def _announce(self) -> None:
-        announce(self._address)
-        for tid in range(1, self.size):
-            if self._control[_ASLEEP + 8 * tid]:
-                self._control[_ASLEEP + 8 * tid] = 0
-                self._wake[tid].release()
+        serve(self._address, tid, self.size)
 
     def run(self, table: np.ndarray) -> None:
         """Run `table`, int64 [n_ops, 3] whose last entry has a barrier, on every thread; returns when all operations are done. One caller
         at a time."""
         self._control[_TABLE] = table.ctypes.data
         self._control[_COUNT] = len(table)
-        if self.size > 1:
-            self._announce()
-        lead(self._address, 0, self.size)
+        lead(self._address, self.size)
 
     def close(self) -> None:
         """Stop and join the workers. Safe twice."""
-        self._control[_STOP] = 1
-        self._announce()
+        dismiss(self._address, self.size)
         for thread in self._threads:
             thread.join()
         self._threads = []
