@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -233,6 +234,19 @@ class TestFreeze:
         with pytest.raises(ModelLoadError):
             install(document(mmap={"enabled": False}, expert_stream={"enabled": True}))
         assert resolve().mmap is True
+
+
+def test_a_forked_child_does_not_wait_for_the_reading_threads_of_its_parent(monkeypatch):
+    streams = document(expert_stream={"enabled": True})
+    decide(streams, install(streams))
+    freeze_geometry(64, 4096)
+    assert decide(streams, install(streams)).expert_stream
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    with pytest.raises(ModelLoadError, match="threads of the process this one was forked from"):
+        decide(streams, install(streams))
+    with pytest.raises(ModelLoadError, match="threads of the process this one was forked from"):
+        decide(parse(None), install(parse(None)))
 
 
 def test_documents_installed_by_many_threads_are_all_there():

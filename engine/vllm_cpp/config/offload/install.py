@@ -9,6 +9,7 @@ All state is behind one lock, and `install` answers with the residency in force 
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class _State:
     request: ResidencyRequest
     expert_stream: bool | None = None
     geometry: tuple[int, int] | None = None  # slots, bytes of a slot
+    store_process: int | None = None  # the process in which the slot store was built
 
 
 _lock = threading.RLock()
@@ -58,6 +60,11 @@ def decide(document: OffloadDocument, residency: Residency) -> Residency:
     Where another model, loaded meanwhile, decided otherwise, a document that asked for this is refused, and one that did not goes along.
     """
     with _lock:
+        if residency.expert_stream and _state.store_process not in (None, os.getpid()):
+            raise ModelLoadError(
+                "experts are streamed by threads of the process this one was forked from, and a forked child has none of them; fork before "
+                "the first model that streams its experts is loaded, or exec"
+            )
         freeze_expert_stream(residency.expert_stream)
         _refuse_frozen(document.residency)
         return _with_decisions(residency)
@@ -74,13 +81,13 @@ def freeze_geometry(slots: int, slot_bytes: int) -> None:
     """The slot store was built with this geometry; it cannot be resized."""
     with _lock:
         if _state.geometry is None:
-            _state.geometry = (slots, slot_bytes)
+            _state.geometry, _state.store_process = (slots, slot_bytes), os.getpid()
 
 
 def reset() -> None:
     """Forget every document and decision. For tests: a process that serves cannot do this."""
     with _lock:
-        _state.request, _state.expert_stream, _state.geometry = ResidencyRequest(), None, None
+        _state.request, _state.expert_stream, _state.geometry, _state.store_process = ResidencyRequest(), None, None, None
 
 
 def _decisions() -> dict[str, object]:
