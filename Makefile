@@ -29,7 +29,7 @@ with vllm_cpp.load("$(MOE)") as model:
 endef
 export HELLO
 
-.PHONY: help check demo test lint format docs bench lock clean distclean
+.PHONY: help check demo test node lint format docs bench lock clean distclean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -77,6 +77,10 @@ demo: .venv/.installed $(MOE) build/complete ## a real mixture of experts comple
 
 test: .venv/.installed $(MOE) ## all tests, against the installed library
 	@$(BIN)/python -m pytest $(ARGS)
+
+node: ## fetch koffi into build/: with it, the tests run a Node host as well
+	@mkdir -p build
+	npm install --silent --no-audit --no-fund --prefix build koffi@2.16.3
 
 lint: .venv/.installed ## ruff, and the floors of the house
 	@$(BIN)/ruff check .

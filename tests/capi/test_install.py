@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
@@ -25,8 +26,22 @@ def test_the_wheel_holds_the_library_and_no_links(wheel: Path) -> None:
         tags = archive.read(next(name for name in names if name.endswith(".dist-info/WHEEL"))).decode()
     for wanted in ("lib/libvllm.so", "lib/libvllm.so.0", "include/vllm.h", "lib/pkgconfig/vllm.pc", "lib/cmake/vllm/vllmConfig.cmake"):
         assert f"vllm_capi/{wanted}" in names
+    assert "vllm_cpp/py.typed" in names
     assert not [name for name in names if name.endswith((".c", ".in", ".map"))]
     assert f"Tag: cp{sys.version_info.major}{sys.version_info.minor}-cp" in tags
+
+
+def test_every_need_has_an_upper_bound() -> None:
+    """Or a release of somebody else's breaks an installation of this one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = (
+        project["build-system"]["requires"],
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+    )
+    needs = list(itertools.chain(*groups))
+    assert len(needs) > 15
+    assert [need for need in needs if "<" not in need] == []
 
 
 def test_vllm_config_answers(installed: Installation) -> None:
