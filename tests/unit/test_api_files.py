@@ -139,7 +139,19 @@ class TestARealRun:
     def test_a_cache_below_one_block_is_the_callers_mistake(self, tiny):
         with pytest.raises(InvalidArgumentError, match="kv_cache_memory_bytes"):
             api.load(tiny, kv_cache_memory_bytes=1)
+        with pytest.raises(InvalidArgumentError, match="kv_cache_memory_bytes"):
+            api.load(tiny, kv_cache_memory_bytes=1, num_blocks=8)
         assert not mapped(tiny)
+
+    @pytest.mark.parametrize(("num_blocks", "lines"), [(8, 1), (64, 0)])
+    def test_blocks_win_over_bytes_and_that_is_said(self, tiny, capfd, num_blocks, lines):
+        with api.load(tiny, num_blocks=64, threads=1) as model:
+            layouts = model._engine._runner._builder.kv_layouts
+            n_bytes = 64 * sum(layout.block_bytes for layout in layouts)
+        with api.load(tiny, kv_cache_memory_bytes=n_bytes, num_blocks=num_blocks, threads=1) as model:
+            assert model._engine._runner.num_blocks == num_blocks
+        text = f"num_blocks=8 sets the size of the KV cache ({n_bytes // 8} bytes); kv_cache_memory_bytes={n_bytes}, which would pay for 64"
+        assert capfd.readouterr().err.count(text) == lines
 
     @pytest.mark.parametrize("sizes", [{"num_blocks": 2**31 - 1}, {"num_blocks": 2**31 - 1, "block_size": 2**31 - 16}])
     def test_a_cache_beyond_memory_is_refused_as_such(self, tiny, sizes):

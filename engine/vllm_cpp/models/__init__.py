@@ -5,8 +5,10 @@ Owns the table of families and the sizes an engine's parameters leave open (cont
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
+from vllm_cpp import log
 from vllm_cpp.config.engine import EngineParams
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.errors import InvalidArgumentError, ModelLoadError
@@ -42,13 +44,16 @@ def load(
     num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts))
     blocks_a_sequence = -(-max_model_len // params.block_size)
     step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs), params.max_num_seqs, blocks_a_sequence)
-    stream = open_stream(model, residency, streams_experts=family.streams_experts)
-    if residency.expand:
-        weights: Weights = ExpandedWeights(model, residency)
-        model = weights.model
-    else:
-        weights = Weights(model, residency, streamed=frozenset() if stream is None else stream.names)
-    try:
+    with contextlib.ExitStack() as undo:
+        stream = open_stream(model, residency, streams_experts=family.streams_experts)
+        if stream is not None:
+            undo.callback(stream.close)
+        if residency.expand:
+            weights: Weights = ExpandedWeights(model, residency)
+            model = weights.model
+        else:
+            weights = Weights(model, residency, streamed=frozenset() if stream is None else stream.names)
+        undo.callback(weights.close)
         builder = Builder(
             model,
             weights.address,
@@ -62,12 +67,9 @@ def load(
         )
         family.describe(builder, hp)
         weights.prefault(progress)
-        return Runner(builder, weights, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
-    except BaseException:
-        if stream is not None:
-            stream.close()
-        weights.close()
-        raise
+        runner = Runner(builder, weights, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
+        undo.pop_all()  # the runner closes them
+    return runner
 
 
 def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple[int, int]:
@@ -76,14 +78,19 @@ def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple
     Blocks: num_blocks, else what kv_cache_memory_bytes pays for, else 256 or as many as an explicit max_model_len needs. The longest
     sequence: max_model_len, else the model's context, cut to what the blocks hold.
     """
-    num_blocks = params.num_blocks
-    if params.kv_cache_memory_bytes is not None and not num_blocks:
-        num_blocks = params.kv_cache_memory_bytes // block_bytes
-        if num_blocks == 0:
+    num_blocks, kv_bytes = params.num_blocks, params.kv_cache_memory_bytes
+    if kv_bytes is not None:
+        paid = kv_bytes // block_bytes
+        if paid == 0:
             raise InvalidArgumentError(
-                f"kv_cache_memory_bytes is {params.kv_cache_memory_bytes}, but one KV block of {params.block_size} tokens takes "
-                f"{block_bytes} bytes here"
+                f"kv_cache_memory_bytes is {kv_bytes}, but one KV block of {params.block_size} tokens takes {block_bytes} bytes here"
             )
+        if num_blocks not in (0, paid):
+            log.line(
+                f"engine: num_blocks={num_blocks} sets the size of the KV cache ({num_blocks * block_bytes} bytes); "
+                f"kv_cache_memory_bytes={kv_bytes}, which would pay for {paid} blocks, is not used"
+            )
+        num_blocks = num_blocks or paid
     if params.max_model_len > hp.context_length:
         raise ModelLoadError(
             f"max_model_len is {params.max_model_len}, but the model was trained for {hp.context_length} tokens (context_length)"
