@@ -30,7 +30,7 @@ def test_a_load_that_fails_closes_what_it_opened(tiny_model, monkeypatch, step):
 
     stream, closed = Stream(), []
     monkeypatch.setattr(models, "open_stream", lambda *_, **__: stream)
-    monkeypatch.setattr(models.Weights, "close", closed.append)
+    monkeypatch.setattr(models.Weights, "close", lambda weights: closed.append(weights))
     monkeypatch.setattr(models, step, fails)
     path = tiny_model("qwen2moe-s1-z0-F32")
     with open_model(path) as model, pytest.raises(MemoryError):
