@@ -1,7 +1,7 @@
 """The int64 records that operations read their arguments from.
 
-Owns the packing of named fields, and the layout of the step record: what changes from step to step, at addresses that never change.
-Must not know any operation's fields: each op's module lists its own, in order.
+Owns the packing of named fields. Must not know any operation's fields: each op's module lists its own, in order. What changes from step to
+step stands in cells of its own, whose addresses are in the records.
 """
 
 from __future__ import annotations
@@ -11,13 +11,6 @@ from typing import Any
 import numpy as np
 
 from vllm_cpp.kernels.buffers import aligned_zeros
-
-# The step record: int64s written before each step.
-STEP_TOKENS = 0  # tokens of this step
-STEP_SAMPLED = 1  # rows whose logits are wanted
-STEP_SEQS = 2  # sequences
-STEP_PAIRS = 3  # (token, chosen expert) pairs: tokens * top_k
-STEP_WORDS = 8
 
 
 def pack(fields: tuple[str, ...], **values: Any) -> np.ndarray:

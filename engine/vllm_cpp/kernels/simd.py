@@ -37,7 +37,7 @@ f32, f64 = types.float32, types.float64
 
 i8x16, i8x32, i8x64 = (VecType(i8, n) for n in (16, 32, 64))
 u8x4, u8x8, u8x16, u8x32, u8x64 = (VecType(u8, n) for n in (4, 8, 16, 32, 64))
-i16x8, i16x16, i16x32 = (VecType(i16, n) for n in (8, 16, 32))
+i16x16, i16x32 = (VecType(i16, n) for n in (16, 32))
 u16x4, u16x8, u16x16, u16x32, u16x64 = (VecType(u16, n) for n in (4, 8, 16, 32, 64))
 i32x4, i32x8, i32x16 = (VecType(i32, n) for n in (4, 8, 16))
 u32x4, u32x8, u32x16 = (VecType(u32, n) for n in (4, 8, 16))
