@@ -18,6 +18,8 @@ from vllm_cpp.config.offload.document import VARIABLES
 from vllm_cpp.config.offload.install import reset
 from vllm_cpp.config.offload.keys import KEYS
 from vllm_cpp.errors import VllmError
+from vllm_cpp.kernels.cpu import registry
+from vllm_cpp.quants import ENCODINGS
 
 DOCS = generate.ROOT / "docs"
 STATUSES = {"INVALID_ARGUMENT": 1, "MODEL_LOAD": 2, "RUNTIME": 3, "UNKNOWN": 4}
@@ -77,6 +79,13 @@ def test_the_documents_commands_and_lines_on_the_page_are_real(capfd, monkeypatc
     capfd.readouterr()
     install(parse({"vllm_cpp": {"mmap": {"enabled": True, "prefault": False}, "expert_stream": {"slots": 4000}}}))
     assert capfd.readouterr().err in blocks("weight-offload.md", "")
+
+
+def test_the_readme_names_every_encoding_as_read_or_refused():
+    bullet = next(part for part in (generate.ROOT / "README.md").read_text(encoding="utf-8").split("\n- ") if "Read are" in part)
+    read, _, refused = bullet.partition(";")
+    assert re.findall(r"`(\w+)`", read) == list(registry.NAMES)
+    assert sorted(re.findall(r"`(\w+)`", refused.partition("refused by name")[0])) == sorted(set(ENCODINGS) - set(registry.NAMES))
 
 
 def rows(heading: str) -> list[tuple[str, list[str], str, str]]:
