@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from residency.driving import Engine, sources
+from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.kernels.cpu import slots as kernel
 from vllm_cpp.residency import disk, files
 from vllm_cpp.residency.lanes import Lanes
@@ -254,3 +255,18 @@ def test_a_rate_is_measured_and_a_refusal_measures_nothing(model_file: Path) -> 
     with pytest.raises(OSError, match="Bad file descriptor"):
         disk.read_rate(-1, [0, 4096], 4096, 2)
     assert disk.best_lanes(-1, [0] * 100, 4096) == disk.DEFAULT_LANES
+
+
+def test_a_lane_that_cannot_start_is_refused_and_leaves_none(monkeypatch) -> None:
+    start = threading.Thread.start
+
+    def starts_two(thread: threading.Thread) -> None:
+        if thread.name == "vllm-lane-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts_two)
+    before = set(threading.enumerate())
+    with pytest.raises(ModelLoadError, match=r"no thread for read lane 3 of 4: can't start new thread; lower VT_MOE_EXPERT_STREAM_LANES"):
+        Lanes(SlotStore(1, SLICE_BYTES), 4)
+    assert set(threading.enumerate()) <= before
