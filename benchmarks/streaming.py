@@ -7,7 +7,8 @@ groups may be made; the limit is a part of the file's size, or none.
     python -m benchmarks.streaming model.gguf --limit 0.4 --slots 1650 --peer path/to/llama-bench
 
 Decoded tokens are random ones, as llama-bench's are: each goes its own way through the experts, and nothing repeats. `--text` continues an
-English text instead, whose routing is that of use.
+English text instead, whose routing is that of use. Two bounds stand beside the streamed arms, measured in the same round: the same steps
+without a limit on warm pages ("resident"), and the drive's rate for reads of a slice's size by as many lanes, over the bytes a token read.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from statistics import median
 from typing import Any
 
 PAUSE_S = 0.5
+RATE_S = 1.5  # of measuring the drive
+RESIDENT = "resident, no limit"
 TEXT = "The history of the lighthouse begins long before there were engineers to build one. On the hills above the harbour"
 ROOT = Path("/sys/fs/cgroup")
 
@@ -72,6 +75,13 @@ def forget_pages(model: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def read_pages(model: Path) -> None:
+    """Into the page cache."""
+    with model.open("rb", buffering=0) as file:
+        while file.read(16 << 20):
+            pass
+
+
 def run_limited(command: list[str], environment: dict[str, str], limit: int | None) -> tuple[str, int | None]:
     """Standard output of the command, and the group's peak."""
     with memory_group(limit) as folder:
@@ -113,14 +123,15 @@ def measure_here(model: Path, threads: int, prompt: int, generate: int, seed: in
 
         loaded = time.perf_counter()
         step(prompt)
-        first = time.perf_counter()
+        first, before = time.perf_counter(), runner.stats().get("expert_stream", {}).get("bytes", 0)
         marks = [first]
         for _ in range(generate):
             step(1)
             marks.append(time.perf_counter())
         stats = runner.stats().get("expert_stream")
         runner.close()
-    return _figures(loaded - start, first - loaded, prompt, marks, stats)
+    figures = _figures(loaded - start, first - loaded, prompt, marks, stats)
+    return figures | {"token_bytes": (stats["bytes"] - before) / generate if stats else None}
 
 
 def generate_here(model: Path, threads: int, generate: int, seed: int) -> dict[str, Any]:
@@ -152,6 +163,26 @@ def _figures(load_s: float, first_s: float, prompt: int, marks: list[float], sta
     }
 
 
+def drive_rate(model: Path, stats: dict[str, Any]) -> float:
+    """Bytes a second of reading slices past the page cache, in random order, by as many lanes."""
+    from vllm_cpp.gguf_file import open_model
+    from vllm_cpp.kernels.cpu.slots import ALIGNMENT
+    from vllm_cpp.residency.disk import read_rate
+    from vllm_cpp.residency.streaming import expert_layers
+
+    with open_model(model) as opened:
+        towers = [info for layer in expert_layers(opened) for info in layer]
+        draw = random.Random(os.getpid())
+        picks = [(info, draw.randrange(info.shape[0])) for info in draw.choices(towers, k=4000)]
+        size = -(-stats["slot_bytes"] // ALIGNMENT) * ALIGNMENT
+        places = [(info.file_offset + e * info.slice_bytes) & -ALIGNMENT for info, e in picks]
+    fd = os.open(model, os.O_RDONLY | os.O_DIRECT)
+    try:
+        return read_rate(fd, places, size, stats["lanes"], RATE_S)
+    finally:
+        os.close(fd)
+
+
 def arms(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]]:
     """The command and the environment of each arm, by name."""
     child = [sys.executable, "-m", "benchmarks.streaming", str(args.model), "--child"]
@@ -160,6 +191,8 @@ def arms(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]
     for slots in args.slots:
         stream = {"VT_MOE_EXPERT_STREAM": "1", "VT_MOE_EXPERT_STREAM_SLOTS": str(slots), "VT_MOE_EXPERT_STREAM_STATS_EVERY": "0"}
         found[f"streamed, {slots} slots"] = child, stream
+    if not args.text:
+        found[RESIDENT] = child, {"VT_MOE_EXPERT_STREAM": "0"}
     found["borrowed"] = child, {"VT_MOE_EXPERT_STREAM": "0"}
     if args.peer:
         bench = [str(args.peer.resolve()), *["-r", "1", "-o", "json", "--no-warmup"], "-m", str(args.model), "-t", str(args.threads)]
@@ -175,8 +208,8 @@ def read_peer(text: str) -> dict[str, Any]:
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Markdown: medians, with the range of the rounds for decoding; each arm's decoding over the last one's."""
-    lines = ["| arm | decode, tok/s | over the last | second half | prefill, tok/s | load, s | hit rate | read, GB/s | peak, GB |"]
-    lines.append("|---|" + "---|" * 8)
+    lines = ["| arm | decode, tok/s | over the last | second half | prefill, tok/s | load, s | hit rate | drive bound | of it | peak, GB |"]
+    lines.append("|---|" + "---|" * 9)
     base = median(row["decode"] for row in list(results.values())[-1])
     for name, rows in results.items():
         decode = [row["decode"] for row in rows]
@@ -184,14 +217,17 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
         def middle(key: str, form: str, rows: list[dict[str, Any]] = rows) -> str:
             return format(median(row[key] for row in rows), form) if all(row.get(key) is not None for row in rows) else ""
 
-        hit = rate = ""
+        hit = bound = of_it = ""
         if rows[0].get("expert_stream"):
             counted = [row["expert_stream"] for row in rows]
             hit = f"{100 * median(c['hits'] / (c['hits'] + c['misses']) for c in counted):.1f} %"
-            rate = f"{median(c['bytes'] / row['seconds'] / 1e9 for c, row in zip(counted, rows, strict=True)):.2f}"
+        if rows[0].get("token_bytes"):
+            bounds = [row["drive_rate"] / row["token_bytes"] for row in rows]
+            bound = f"{median(bounds):.1f} ({median(row['drive_rate'] for row in rows) / 1e9:.2f} GB/s)"
+            of_it = f"{100 * median(row['decode'] / b for row, b in zip(rows, bounds, strict=True)):.0f} %"
         peak = f"{median(row['peak'] for row in rows) / 1e9:.2f}" if rows[0].get("peak") else ""
         cells = [name, f"{median(decode):.2f} ({min(decode):.2f} to {max(decode):.2f})", f"{median(decode) / base:.1f}"]
-        cells += [middle("second_half", ".2f"), middle("prefill", ".1f"), middle("load_s", ".1f"), hit, rate, peak]
+        cells += [middle("second_half", ".2f"), middle("prefill", ".1f"), middle("load_s", ".1f"), hit, bound, of_it, peak]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -224,10 +260,13 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.rounds):
         for name, (command, environment) in arms(args).items():
-            forget_pages(args.model)
+            resident = name == RESIDENT
+            (read_pages if resident else forget_pages)(args.model)
             time.sleep(PAUSE_S)
-            output, peak = run_limited(command, environment, limit)
+            output, peak = run_limited(command, environment, None if resident else limit)
             figures = read_peer(output) if "--child" not in command else json.loads(output)
+            if figures.get("token_bytes"):
+                figures["drive_rate"] = drive_rate(args.model, figures["expert_stream"])
             results.setdefault(name, []).append({**figures, "peak": peak})
             print(f"{name}: {figures['decode']:.2f} tok/s", file=sys.stderr, flush=True)
     about = {"model": args.model.name, "bytes": args.model.stat().st_size, "limit": limit, "date": time.strftime("%Y-%m-%d")}

@@ -7,18 +7,21 @@ cache returns finds them again in the next process.
 from __future__ import annotations
 
 import mmap
+import platform
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from vllm_cpp.kernels.simd import convert, i32, i64
+from vllm_cpp.kernels.simd import convert, i32, i64, stack_bytes, store
 from vllm_cpp.kernels.vectors import Value, builder, coerce, unrolled
 
 _INT, _LONG = ir.IntType(32), ir.IntType(64)
-EINTR, EIO, EINVAL = 4, 5, 22
+EINTR, EINVAL = 4, 22
 SEEK_END = 2
 MADV_WILLNEED = 3
 PAGE = mmap.PAGESIZE
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+_FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
 SEMAPHORE_WORDS = 4
 """int64 words of a semaphore: glibc's sem_t is 32 bytes on 64-bit machines, other libraries' are smaller."""
 
@@ -78,3 +81,30 @@ def sem_post(semaphore: Value) -> Value:
 def sem_wait(semaphore: Value) -> Value:
     """0 when the count could be lowered; -1 when a signal came between."""
     return _call("sem_wait", _INT, _long(semaphore))
+
+
+def _futex(address: Value, operation: int, value: Value, timeout: ir.Value) -> None:
+    b = builder()
+    kind = ir.FunctionType(_LONG, [_LONG], var_arg=True)
+    function = cgutils.get_or_insert_function(b.module, kind, "syscall")
+    b.call(function, [_LONG(_FUTEX), _long(address), _LONG(operation), _long(value), timeout, _LONG(0), _LONG(0)])
+
+
+@unrolled
+def wait_while(address: Value, value: Value, microseconds: int) -> None:
+    """Sleep while the int32 at `address` is `value`, until `wake_all` or the time is over; may return early. Yields where nobody can be
+    woken."""
+    if _FUTEX is None:
+        _call("sched_yield", _INT)
+        return
+    timeout = stack_bytes(16)
+    store(timeout, coerce(0, i64))
+    store(timeout + 8, coerce(microseconds, i64) * 1000)
+    _futex(address, _FUTEX_WAIT, value, timeout.ir)
+
+
+@unrolled
+def wake_all(address: Value) -> None:
+    """Wake every thread that waits at `address`."""
+    if _FUTEX is not None:
+        _futex(address, _FUTEX_WAKE, coerce(1 << 30, i64), _LONG(0))

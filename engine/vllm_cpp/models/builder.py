@@ -499,6 +499,7 @@ class Builder:
             "n_wave": visit.n_wave_at,
             "waiting": waiting.ctypes.data,
             "waiting_stride": waiting.strides[0],
+            "ended": visit.store.ended_at,
         }
         return Streamed(first, places, wave)
 

@@ -110,6 +110,11 @@ class SlotStore:
         return int(self._record.ctypes.data)
 
     @property
+    def ended_at(self) -> int:
+        """Address of the int64 number of reads that have ended."""
+        return self.address + 8 * kernel.ENDED_READS
+
+    @property
     def arena_bytes(self) -> int:
         return len(self.arena)
 

@@ -9,11 +9,11 @@ Where slices are streamed, another operation computes the same: it takes the exp
 
 from __future__ import annotations
 
-from vllm_cpp.kernels import jit, libc, simd
+from vllm_cpp.kernels import jit, libc
 from vllm_cpp.kernels.cpu.elementwise import swiglu_span
 from vllm_cpp.kernels.cpu.fields import field, index, set_index, share
 from vllm_cpp.kernels.cpu.matmul import SPLIT_ROWS, product
-from vllm_cpp.kernels.cpu.slots import READY, place_of, state_of
+from vllm_cpp.kernels.cpu.slots import READY, ended_reads, place_of, state_of, wait_for_read
 from vllm_cpp.kernels.simd import f32, i32, i64, load, store
 
 # A tower's record: where the slices of one projection of one layer stand.
@@ -27,8 +27,8 @@ _BASE, _SLICE_BYTES, _PLACES = range(len(TOWER_FIELDS))
 WAVE_FIELDS = (
     "wave", "n_wave",  # i32: the experts whose slices are there or on their way; address of the int64 how many
     "waiting", "waiting_stride",  # per thread: i32[n_experts]
+    "ended",  # address of the store's count of reads that have ended
 )  # fmt: skip
-_SPINS_BEFORE_YIELD = 200
 
 UP_FIELDS = (
     "n_experts", "top_k",
@@ -47,7 +47,7 @@ UP_FIELDS = (
 (_N_EXPERTS, _TOP_K, _OFFSETS, _PAIRS, _ACT, _ACT_STRIDE, _GATE_TOWER, _GATE_STRIDE, _GATE_ROWS_FN, _GATE_TILE_FN, _GATE_SCALE, _UP_TOWER,
  _UP_STRIDE,
  _UP_ROWS_FN, _UP_TILE_FN, _UP_SCALE, _K, _N_ROWS, _GATE_OUT, _UP_OUT, _OUT_STRIDE, _UP_ACT, _UP_ACT_STRIDE, _SCRATCH, _SCRATCH_STRIDE,
- _MAX_COUNT, _WAVE, _N_WAVE, _WAITING, _WAITING_STRIDE) = range(len(UP_FIELDS))  # fmt: skip
+ _MAX_COUNT, _WAVE, _N_WAVE, _WAITING, _WAITING_STRIDE, _ENDED) = range(len(UP_FIELDS))  # fmt: skip
 
 DOWN_FIELDS = (
     "n_experts",
@@ -61,7 +61,7 @@ DOWN_FIELDS = (
 )  # fmt: skip
 (_D_N_EXPERTS, _D_OFFSETS, _D_PAIRS, _D_ACT, _D_ACT_STRIDE, _D_TOWER, _D_STRIDE, _D_ROWS_FN, _D_TILE_FN, _D_SCALE, _D_K, _D_N_ROWS,
  _D_OUT, _D_OUT_STRIDE, _D_SCRATCH,
- _D_SCRATCH_STRIDE, _D_MAX_COUNT, _D_WAVE, _D_N_WAVE, _D_WAITING, _D_WAITING_STRIDE) = range(len(DOWN_FIELDS))  # fmt: skip
+ _D_SCRATCH_STRIDE, _D_MAX_COUNT, _D_WAVE, _D_N_WAVE, _D_WAITING, _D_WAITING_STRIDE, _D_ENDED) = range(len(DOWN_FIELDS))  # fmt: skip
 
 ADVISE_FIELDS = (
     "offsets", "n_experts",
@@ -106,15 +106,6 @@ def list_wave(wave, n_wave, waiting):  # type: ignore[no-untyped-def]
     for i in range(n):
         set_index(waiting, i, index(wave, i))
     return n
-
-
-@jit.inner
-def wait_a_little(spins):  # type: ignore[no-untyped-def]
-    """One turn of waiting for a slice."""
-    if spins > _SPINS_BEFORE_YIELD:
-        simd.sched_yield()
-    else:
-        simd.pause()
 
 
 @jit.inner
@@ -183,10 +174,10 @@ def experts_up_streamed(args, tid, nth):  # type: ignore[no-untyped-def]
     last = share(n_rows, SPLIT_ROWS, tid + 1, nth)
     if first >= last:
         return
-    waiting = field(args, _WAITING) + tid * field(args, _WAITING_STRIDE)
+    waiting, ended = field(args, _WAITING) + tid * field(args, _WAITING_STRIDE), field(args, _ENDED)
     left, spins = list_wave(field(args, _WAVE), field(args, _N_WAVE), waiting), 0
     while left > 0:
-        kept = 0
+        kept, seen = 0, ended_reads(ended)
         for i in range(left):
             e = index(waiting, i)
             gate, up = slice_state(field(args, _GATE_TOWER), e), slice_state(field(args, _UP_TOWER), e)
@@ -198,7 +189,7 @@ def experts_up_streamed(args, tid, nth):  # type: ignore[no-untyped-def]
         spins = spins + 1 if kept == left else 0
         left = kept
         if spins > 0:
-            wait_a_little(spins)
+            wait_for_read(ended, seen, spins)
 
 
 @jit.inner
@@ -240,10 +231,10 @@ def experts_down_streamed(args, tid, nth):  # type: ignore[no-untyped-def]
     last = share(n_rows, SPLIT_ROWS, tid + 1, nth)
     if first >= last:
         return
-    waiting = field(args, _D_WAITING) + tid * field(args, _D_WAITING_STRIDE)
+    waiting, ended = field(args, _D_WAITING) + tid * field(args, _D_WAITING_STRIDE), field(args, _D_ENDED)
     left, spins = list_wave(field(args, _D_WAVE), field(args, _D_N_WAVE), waiting), 0
     while left > 0:
-        kept = 0
+        kept, seen = 0, ended_reads(ended)
         for i in range(left):
             e = index(waiting, i)
             state = slice_state(field(args, _D_TOWER), e)
@@ -255,7 +246,7 @@ def experts_down_streamed(args, tid, nth):  # type: ignore[no-untyped-def]
         spins = spins + 1 if kept == left else 0
         left = kept
         if spins > 0:
-            wait_a_little(spins)
+            wait_for_read(ended, seen, spins)
 
 
 @jit.op

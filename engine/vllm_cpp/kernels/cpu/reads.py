@@ -86,7 +86,7 @@ def _serve_one(here):  # type: ignore[no-untyped-def]
     state = _fill(here, slot)
     if state == slots.READY:
         slots.count(here, slots.BYTES, n_bytes)
-    simd.atomic_store(record + 8 * slots.SLOT_STATE, state)
+    slots.end_read(here, slot, state)
 
 
 @jit.function(1)

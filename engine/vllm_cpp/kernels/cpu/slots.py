@@ -49,7 +49,8 @@ ALIGNMENT = 4096
 has in its file page."""
 
 # The store's record, int64s; the words that threads contend for stand on cache lines of their own.
-LOCK, TAKEN, POSTED, SEMAPHORE, FIELDS = 0, 8, 16, 24, 32
+LOCK, TAKEN, POSTED, ENDED_READS, SEMAPHORE, FIELDS = 0, 8, 16, 24, 32, 40
+WAITERS = ENDED_READS + 1  # threads that sleep until another read has ended
 STORE_FIELDS = (
     "slots",  # address of n_slots slot records
     "n_slots", "arena", "cell_bytes",  # where slot 0's bytes are; bytes between two slots' (room for a slice and its alignment)
@@ -580,6 +581,36 @@ def drop_tower(here, tower):  # type: ignore[no-untyped-def]
 
 
 # ---- for those who compute
+
+
+_SPINS_BEFORE_SLEEP = 200  # some microseconds; a read takes some hundred
+_LONGEST_SLEEP_US = 1000  # should a wake-up ever be missed
+
+
+@jit.inner
+def ended_reads(ended):  # type: ignore[no-untyped-def]
+    """How many reads have ended; `ended` is the address of that word of the store. Ask before looking at states, and wait by the answer."""
+    return simd.atomic_load(ended)
+
+
+@jit.inner
+def wait_for_read(ended, seen, spins):  # type: ignore[no-untyped-def]
+    """One turn of waiting until more than `seen` reads have ended: spin at first, then sleep, so that lanes and others have the core."""
+    if spins < _SPINS_BEFORE_SLEEP:
+        simd.pause()
+        return
+    simd.atomic_add(ended + 8, 1)
+    libc.wait_while(ended, seen, _LONGEST_SLEEP_US)
+    simd.atomic_add(ended + 8, -1)
+
+
+@jit.inner
+def end_read(here, slot, state):  # type: ignore[no-untyped-def]
+    """A lane's last word on a slot."""
+    simd.atomic_store(slot_at(here, slot) + 8 * SLOT_STATE, state)
+    simd.atomic_add(here + 8 * ENDED_READS, 1)
+    if simd.atomic_load(here + 8 * WAITERS) != 0:
+        libc.wake_all(here + 8 * ENDED_READS)
 
 
 @jit.inner
