@@ -9,7 +9,8 @@ one. Must not know encodings.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from vllm_cpp.kernels.simd import (
     in_order,
     join,
     load,
+    opaque,
     pack,
     reinterpret,
     select,
@@ -53,26 +55,31 @@ class Points:
         # point -> its values' codes, the first lowest
         self.packed = (codes.reshape(self.table.shape) << (self.bits * np.arange(self.width))).sum(1)
 
-    def look_up(self, index: Value, bits: Value) -> list[Value]:
-        """The values of 256 // width indices (unsigned), one after another, as four u8x64; `bits` is u8x32, a bit for each value."""
+    def look_up(self, index: Value, bits: Value, numbers: Iterator[Value] | None = None) -> Iterator[Value]:
+        """The values of 256 // width indices (unsigned), one after another, as four u8x64; `bits` is u8x32, a bit for each value. Each is
+        looked up when it is asked for. `numbers` are the indices one by one, where they can be loaded so."""
         permutable = self.bits * self.width <= 16 and self.n <= MOST_CHUNKS * 2 * index.type.lanes
-        return self._permuted(index, bits) if permutable and "avx512vbmi" in features() else self._loaded(index, bits)
+        if permutable and "avx512vbmi" in features():
+            return self._permuted(index, bits)
+        return self._loaded(numbers or self._numbers(index), bits)
 
-    def _loaded(self, index: Value, bits: Value) -> list[Value]:
+    def _numbers(self, index: Value) -> Iterator[Value]:
         width = index.type.element.bitwidth
         words = reinterpret(VecType(u64, index.type.lanes * width // 64), index)
-        numbers = [words[i] >> shift & (1 << width) - 1 for i in range(words.type.lanes) for shift in range(0, 64, width)]
-        table, n = self._address(), 64 // self.width
+        for word in [words[i] for i in range(words.type.lanes)]:
+            for shift in range(0, 64, width):
+                yield word >> shift & (1 << width) - 1
+
+    def _loaded(self, numbers: Iterator[Value], bits: Value) -> Iterator[Value]:
+        kind, table = f64 if self.width == 8 else f32, self._address()
         bit_of_lane = constant(u8x64, [1 << lane % 8 for lane in range(64)])
-        result = []
         for j in range(4):
             # as floats, because LLVM knows how to load one of those into the upper half of a register
-            points = [load(f64 if self.width == 8 else f32, table + number * self.width) for number in numbers[n * j : n * j + n]]
+            points = [load(kind, table + convert(i64, number) * self.width) for number in itertools.islice(numbers, 64 // self.width)]
             values = reinterpret(u8x64, pack(points))
-            in_order()
             mask = shuffle(bits, [8 * j + lane // 8 for lane in range(64)]) & bit_of_lane
-            result.append(select(mask == bit_of_lane, self.other(values), values))
-        return result
+            yield select(mask == bit_of_lane, self.other(values), values)
+            in_order()
 
     def _address(self) -> Value:
         """Of the table, which becomes a constant of the module that is being built."""
@@ -86,7 +93,7 @@ class Points:
             table.global_constant, table.linkage, table.align = True, "internal", 64
         return Value(i64, b.ptrtoint(table, ir.IntType(64)))
 
-    def _permuted(self, index: Value, bits: Value) -> list[Value]:
+    def _permuted(self, index: Value, bits: Value) -> Iterator[Value]:
         bits = join(bits, bits)
         if self.width == 8:
             words = reinterpret(u8x64, self._chosen(convert(u16x32, index), index, self.packed, "hi"))
@@ -105,13 +112,12 @@ class Points:
         n_codes = 2**self.bits
         meanings = [int(self.values[code % len(self.values)]) for code in range(n_codes)]
         meanings = constant(u8x64, (meanings + [self.other(value) for value in meanings]) * (32 // n_codes))
-        result = []
+        # as a number LLVM knows, it would become two, for one instruction more
+        of_codes = opaque(constant(u8x64, n_codes - 1))
         for point, bit in zip(points, apart, strict=True):
             codes, above = bytes_at(reinterpret(u64x8, point), code_places), bytes_at(reinterpret(u64x8, bit), bit_places)
             # what stands above code and bit is not looked at
-            index = (codes & (n_codes - 1)) | (above & (256 - n_codes))
-            result.append(_call("llvm.x86.avx512.permvar.qi.512", meanings, index))
-        return result
+            yield _call("llvm.x86.avx512.permvar.qi.512", meanings, ((codes ^ above) & of_codes) ^ above)
 
     def _chosen(self, codes: Value, index: Value, table: np.ndarray, letters: str) -> Value:
         """table[index], by permutations of two registers each and the bits of the index above those they look at."""

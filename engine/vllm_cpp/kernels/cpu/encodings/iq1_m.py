@@ -5,9 +5,27 @@ point of 8, and 1/8 more or less).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import grids, q8k
-from vllm_cpp.kernels.simd import convert, f32x4, half_to_float, load, select, shuffle, splat, u8x16, u8x32, u16, u16x4, u16x16, u16x32, u64
+from vllm_cpp.kernels.simd import (
+    convert,
+    f32x4,
+    half_to_float,
+    load,
+    reinterpret,
+    select,
+    shuffle,
+    splat,
+    u8x16,
+    u8x32,
+    u16,
+    u16x4,
+    u16x16,
+    u16x32,
+    u64,
+)
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 56
@@ -15,8 +33,9 @@ BIAS = 16
 POINTS = grids.moved_points("IQ1_M", BIAS)
 
 
-def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
-    nibbles = convert(u16x32, shuffle(load(u8x16, w + 32), [i // 2 for i in range(32)])) >> constant(u16x32, [0, 4] * 16)
+def unpack(w: Value) -> tuple[Iterator[Value], Value, None, Value]:
+    twice = reinterpret(u16x32, shuffle(load(u8x16, w + 32), [i // 4 for i in range(64)]))
+    nibbles = twice >> constant(u16x32, [0, 4] * 16)
     index = convert(u16x32, load(u8x32, w)) | ((nibbles & 7) << 8)
     down = select((nibbles & 8) != 0, constant(u8x32, 255), constant(u8x32, 0))
     scales = shuffle(load(u16x4, w + 48), [i // 4 for i in range(16)]) >> constant(u16x16, [0, 3, 6, 9] * 4)
@@ -32,14 +51,15 @@ def _d(words: Value) -> Value:
 
 
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=BIAS + 9, sub=16, zero=BIAS)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+look, multiply = grids.steps(FORM)
+stage, values = q8k.stage(FORM), q8k.values(FORM)
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    grids.rows(look, multiply, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -4,6 +4,8 @@ three bits, and whether its values are moved down. A value is d * (2 * scale + 1
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import grids, q8k
 from vllm_cpp.kernels.simd import convert, f32, f32x4, load, load_half, shuffle, splat, u8x32, u16x8, u16x32
@@ -14,7 +16,7 @@ BIAS = 16
 POINTS = grids.moved_points("IQ1_S", BIAS)
 
 
-def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
+def unpack(w: Value) -> tuple[Iterator[Value], Value, None, Value]:
     words = load(u16x8, w + 34)
     four = shuffle(words, [i // 4 for i in range(32)])
     index = convert(u16x32, load(u8x32, w + 2)) | (((four >> constant(u16x32, [0, 3, 6, 9] * 8)) & 7) << 8)
@@ -24,14 +26,15 @@ def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
 
 
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=BIAS + 9, sub=32, zero=BIAS)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+look, multiply = grids.steps(FORM)
+stage, values = q8k.stage(FORM), q8k.values(FORM)
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    grids.rows(look, multiply, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -4,6 +4,8 @@ is d * (2 * scale + 1) * its place of a point of 4.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import grids, q8k
 from vllm_cpp.kernels.simd import (
@@ -30,7 +32,7 @@ BIAS = 16
 POINTS = grids.signed_points("IQ3_S", BIAS)
 
 
-def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
+def unpack(w: Value) -> tuple[Iterator[Value], Value, None, Value]:
     ninth = select(bit_mask(load(u16x4, w + 66)), constant(u16x64, 256), constant(u16x64, 0))
     scales = convert(u16x16, shuffle(load(u8x4, w + 106), [i // 4 for i in range(16)]))
     scales = grids.odd((scales >> constant(u16x16, [0, 0, 4, 4] * 4)) & 15)
@@ -39,14 +41,15 @@ def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
 
 
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=BIAS + 15, sub=32, zero=BIAS)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+look, multiply = grids.steps(FORM)
+stage, values = q8k.stage(FORM), q8k.values(FORM)
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    grids.rows(look, multiply, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -11,7 +11,7 @@ cache line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
@@ -70,13 +70,13 @@ class Form:
     """
 
     block_bytes: int
-    unpack: Callable[[Value], tuple[list[Value], Value, Value | None, Value]]
+    unpack: Callable[[Value], tuple[Iterable[Value], Value, Value | None, Value]]
     largest: int
     sub: int = 16
     zero: int | None = None
     signed: bool = False
 
-    def unpacked(self, w: Value) -> tuple[list[Value], Value, Value | None, Value]:
+    def unpacked(self, w: Value) -> tuple[Iterable[Value], Value, Value | None, Value]:
         quants, scales, minimums, d = self.unpack(w)
         if self.signed:
             quants = [unsigned_form(q) for q in quants]
@@ -171,6 +171,7 @@ def values(form: Form) -> Callable:
 
     def block_values(w: Value, out: Value) -> None:
         quants, scales, minimums, d = form.unpack(w)
+        quants = list(quants)
         scales = convert(f32x16, convert(i32x16, scales)) * d[0]
         lows = None if form.folded else convert(f32x16, convert(i32x16, minimums)) * d[1]
         for group in range(16):
