@@ -61,7 +61,7 @@ class Paged:
         return int(self.block_tables[seq, position // self.layout.block_size]), position % self.layout.block_size
 
     def _views(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of K [block, kv head, d, slot] and V [block, kv head, slot, row], without their scales."""
+        """The numbers of K [kv head, block, d, slot] and V [kv head, block, slot, row], without their scales."""
         if self.layout.dtype != "q8_0":
             return self.k_cache, self.v_cache
         d, size, row = self.layout.head_dim, self.layout.block_size, self.layout.value_row
@@ -69,7 +69,7 @@ class Paged:
         return k.view(np.int8).reshape(*k.shape[:2], d, size), v.view(np.int8).reshape(*v.shape[:2], size, row)
 
     def _scales(self) -> tuple[np.ndarray, ...]:
-        """The scales of K [block, kv head, group, slot] and V [block, kv head, slot, group]; nothing where there are none."""
+        """The scales of K [kv head, block, group, slot] and V [kv head, block, slot, group]; nothing where there are none."""
         if self.layout.dtype != "q8_0":
             return ()
         d, size, row, groups = self.layout.head_dim, self.layout.block_size, self.layout.value_row, self.layout.scale_groups
@@ -82,23 +82,23 @@ class Paged:
         (keys, values), d = self._views(), self.layout.head_dim
         if self.layout.dtype == "q8_0":
             k_scales, v_scales = self._scales()
-            k, k_scales[block, :, :, slot] = quantized(np.asarray(k, np.float32))
-            v, v_scales[block, :, slot] = quantized(np.asarray(v, np.float32))
-        keys[block, :, :, slot] = k
-        values[block, :, slot, :d] = v
+            k, k_scales[:, block, :, slot] = quantized(np.asarray(k, np.float32))
+            v, v_scales[:, block, slot] = quantized(np.asarray(v, np.float32))
+        keys[:, block, :, slot] = k
+        values[:, block, slot, :d] = v
 
     def read(self, seq: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         """k, v [n, kv heads, d] of a sequence's first n tokens."""
         (keys, values), d = self._views(), self.layout.head_dim
         places = [self.slot(seq, position) for position in range(n)]
-        k = np.array([keys[block, :, :, slot] for block, slot in places])
-        v = np.array([values[block, :, slot, :d] for block, slot in places])
+        k = np.array([keys[:, block, :, slot] for block, slot in places])
+        v = np.array([values[:, block, slot, :d] for block, slot in places])
         if self.layout.dtype != "q8_0":
             return k, v
         k_scales, v_scales = self._scales()
         return (
-            k * np.repeat(np.array([k_scales[block, :, :, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
-            v * np.repeat(np.array([v_scales[block, :, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
+            k * np.repeat(np.array([k_scales[:, block, :, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
+            v * np.repeat(np.array([v_scales[:, block, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
         )
 
     def fields(self) -> dict[str, int]:
@@ -107,6 +107,7 @@ class Paged:
             "k_cache": address(self.k_cache),
             "v_cache": address(self.v_cache),
             "block_size": self.layout.block_size,
+            "num_blocks": self.k_cache.shape[1],
             "block_tables": address(self.block_tables),
             "block_tables_stride": self.block_tables.strides[0],
         }

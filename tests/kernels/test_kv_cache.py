@@ -20,8 +20,8 @@ from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 def test_buffers(d, dtype, k_shape, v_shape, k_stride, v_stride):
     layout = KvLayout(3, d, 32, dtype)
     k, v = layout.allocate(5)
-    assert k.shape == (5, 3, *k_shape)
-    assert v.shape == (5, 3, *v_shape)
+    assert k.shape == (3, 5, *k_shape)
+    assert v.shape == (3, 5, *v_shape)
     assert (layout.k_bytes, layout.v_bytes) == (k[0, 0].nbytes, v[0, 0].nbytes)
     assert (layout.k_stride, layout.v_stride) == (k_stride, v_stride)
     assert 5 * layout.block_bytes == k.nbytes + v.nbytes

@@ -366,7 +366,7 @@ class Builder:
             v_stride=v.stride,
             n_heads=q.width // kv.head_dim, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, layout=layout, half=half, table=table[0],
             table_stride=table[1], q_norm=q_norm, k_norm=k_norm, eps=float(eps), k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data,
-            block_size=kv.block_size, kv_format=kv.kv_format, k_bytes=kv.k_bytes, v_bytes=kv.v_bytes,
+            block_size=kv.block_size, num_blocks=self.num_kv_blocks, kv_format=kv.kv_format, k_bytes=kv.k_bytes, v_bytes=kv.v_bytes,
             positions=step.positions.ctypes.data, seqs=step.seqs.ctypes.data,
             block_tables=step.block_tables.ctypes.data, block_tables_stride=step.block_tables.strides[0],
         )  # fmt: skip
@@ -384,7 +384,8 @@ class Builder:
             attention_ops.ATTENTION_FIELDS, plan=self._plan.ctypes.data, max_items=step.max_tokens + self._partials[0], q=q.address,
             q_stride=q.stride,
             out=out.address, out_stride=out.stride, n_heads=n_heads, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, scale=float(scale),
-            k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data, block_size=kv.block_size, block_tables=step.block_tables.ctypes.data,
+            k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data, block_size=kv.block_size, num_blocks=self.num_kv_blocks,
+            block_tables=step.block_tables.ctypes.data,
             block_tables_stride=step.block_tables.strides[0], k_bytes=kv.k_bytes, k_stride=kv.k_stride, v_bytes=kv.v_bytes,
             v_stride=kv.v_stride, k_product_fn=k_product.address, v_product_fn=v_product.address,
             chunk_tokens=attention_ops.chunk_tokens(kv.block_size),

@@ -35,7 +35,7 @@ ATTENTION_FIELDS = (
     "out", "out_stride",  # f32[n_tokens, n_heads, head_dim]; bytes between two tokens
     "n_heads", "n_kv_heads", "head_dim",
     "scale",  # float scores are multiplied by
-    "k_cache", "v_cache", "block_size",  # the layer's KV buffers (kv_cache.py)
+    "k_cache", "v_cache", "block_size", "num_blocks",  # the layer's KV buffers (kv_cache.py)
     "k_bytes", "k_stride", "v_bytes", "v_stride",  # bytes of a panel there, and from one of its rows to the next
     "k_product_fn", "v_product_fn",  # addresses of panel.PRODUCTS
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
@@ -44,7 +44,7 @@ ATTENTION_FIELDS = (
     "scratch", "scratch_stride",  # per thread: scratch_bytes(n_heads, n_kv_heads, head_dim, block_size)
 )  # fmt: skip
 (_PLAN, _MAX_ITEMS, _Q, _Q_STRIDE, _OUT, _OUT_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _SCALE, _K_CACHE, _V_CACHE, _BLOCK_SIZE,
- _K_BYTES, _K_STRIDE, _V_BYTES, _V_STRIDE, _K_PRODUCT_FN, _V_PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS,
+ _NUM_BLOCKS, _K_BYTES, _K_STRIDE, _V_BYTES, _V_STRIDE, _K_PRODUCT_FN, _V_PRODUCT_FN, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE, _CHUNK_TOKENS,
  _PARTIALS, _SCRATCH, _SCRATCH_STRIDE) = range(len(ATTENTION_FIELDS))  # fmt: skip
 
 CHUNK_TOKENS = 256  # keys between two merges: the unit long contexts are shared out by
@@ -237,12 +237,14 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     )
     plan, n_items = field(args, _PLAN), index(field(args, _PLAN), _N_ITEMS)
     group, row, chunk_blocks = n_heads // n_kv_heads, _whole(head_dim), field(args, _CHUNK_TOKENS) // block_size
-    k_cache, v_cache, scale = field(args, _K_CACHE), field(args, _V_CACHE), number(args, _SCALE)
+    num_blocks, scale = field(args, _NUM_BLOCKS), number(args, _SCALE)
     span_blocks = min(max(1, SPAN_VALUES // (head_dim * block_size)), chunk_blocks)
     score_row = 4 * span_blocks * block_size
     # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read the same keys and values.
     for unit in range(tid, n_items * n_kv_heads, nth):
         kv_head = unit // n_items
+        k_cache = field(args, _K_CACHE) + kv_head * num_blocks * k_bytes
+        v_cache = field(args, _V_CACHE) + kv_head * num_blocks * v_bytes
         item = plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items))
         first, tokens, position, slot = index(item, _FIRST), index(item, _TOKENS), index(item, _POSITION), index(item, _SLOT)
         n_rows = tokens * group
@@ -277,7 +279,7 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
                 columns = _whole(seen)
                 for block in range(start, stop):
                     # while keys are read their values are asked for, and the next span's keys while values are read
-                    place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
+                    place, column = index(table, block), (block - start) * block_size
                     keys, values = k_cache + place * k_bytes, v_cache + place * v_bytes
                     call_product(
                         k_product, queries, 4 * row, padded, keys, k_stride, head_dim,
@@ -285,9 +287,9 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
                     )  # fmt: skip
                 _weigh(scores, score_row, columns, n_rows, group, position + 1 - start * block_size, largest, factors, lane_weights)
                 for block in range(start, stop):
-                    place, column = index(table, block) * n_kv_heads + kv_head, (block - start) * block_size
+                    place, column = index(table, block), (block - start) * block_size
                     values = v_cache + place * v_bytes
-                    ahead = index(table, min(block + span_blocks, last // block_size)) * n_kv_heads + kv_head
+                    ahead = index(table, min(block + span_blocks, last // block_size))
                     multipliers = ones if block > start else factors if start > first_block else 0
                     call_product(
                         v_product, scores + 4 * column, score_row, padded, values, v_stride,

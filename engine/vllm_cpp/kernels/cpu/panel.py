@@ -110,7 +110,8 @@ class _ValueBytes:
         stride = ((of.b_stride + (GROUP - 1)) >> 5) * 2
         with cgutils.for_range(builder(), of.k.ir) as loop:
             i = Value(i64, loop.index)
-            scale = simd.splat(f32x16, simd.half_to_float(simd.load(u16, of.scales + stride * i)))
+            # Repeated before it is converted: a lone f16 is loaded into part of a register, and waits for who used the rest of it.
+            scale = simd.half_to_float(simd.splat(u16x16, simd.load(u16, of.scales + stride * i)))
             add(i, _bytes(of, i, [scale] * vectors))
 
 

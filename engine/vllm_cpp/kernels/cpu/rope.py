@@ -43,13 +43,14 @@ ROPE_STORE_FIELDS = (
     "layout", "half",  # NEOX or NEIGHBOURS; half = rot / 2 pairs turn, the rest of a head passes through
     "table", "table_stride",  # of rope_table
     "q_norm", "k_norm", "eps",  # f32[head_dim] weights of a norm a head, before turning, or 0; float
-    "k_cache", "v_cache", "block_size", "kv_format",  # the layer's KV buffers (kv_cache.py), and what they hold: kv_cache.FORMATS
+    "k_cache", "v_cache", "block_size", "num_blocks",  # the layer's KV buffers (kv_cache.py)
+    "kv_format",  # what they hold: a place in kv_cache.FORMATS
     "k_bytes", "v_bytes",  # bytes of a panel there
     "positions", "seqs",  # i32[n_tokens]: position of a token, row of its sequence in block_tables
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
 )  # fmt: skip
 (_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE,
- _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _KV_FORMAT, _K_BYTES, _V_BYTES, _POSITIONS, _SEQS, _BLOCK_TABLES,
+ _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _NUM_BLOCKS, _KV_FORMAT, _K_BYTES, _V_BYTES, _POSITIONS, _SEQS, _BLOCK_TABLES,
  _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
 
 
@@ -188,7 +189,7 @@ def rope_store(args, tid, nth):  # type: ignore[no-untyped-def]
             _turn(x, table, half, layout)
         position = index(field(args, _POSITIONS), t)
         blocks = field(args, _BLOCK_TABLES) + index(field(args, _SEQS), t) * field(args, _BLOCK_TABLES_STRIDE)
-        place, slot = index(blocks, position // block_size) * n_kv_heads + kv_head, position % block_size
+        place, slot = kv_head * field(args, _NUM_BLOCKS) + index(blocks, position // block_size), position % block_size
         keys, values = field(args, _K_CACHE) + place * k_bytes, field(args, _V_CACHE) + place * v_bytes
         if kv_format == kv_cache.Q8_0:
             scales = keys + block_size * head_dim + 2 * slot
