@@ -10,7 +10,7 @@ from numba import njit
 
 from tests.kernels.probe import dots, exps
 from vllm_cpp.kernels import simd
-from vllm_cpp.kernels.simd import f32, f32x8, f32x16, i8x16, i32x8, i32x16, load, store, u8x16, u8x64, u16x4, u16x8, u32x8, unrolled
+from vllm_cpp.kernels.simd import f32, f32x8, f32x16, i8x16, i32x8, i32x16, load, store, u8x16, u8x64, u16x4, u16x8, u32x8, u64x4, unrolled
 from vllm_cpp.kernels.vectors import constant
 
 RNG = np.random.default_rng(3)
@@ -115,6 +115,27 @@ def test_conversions_extend_by_sign_wrap_and_truncate():
     np.testing.assert_array_equal(unsigned, x.view(np.uint8))
     np.testing.assert_array_equal(whole, floats.astype(np.int32))
     np.testing.assert_array_equal(wrapped, whole.astype(np.uint16))
+
+
+def test_bytes_are_cut_out_of_words_and_their_bits_made_even():
+    words = RNG.integers(0, 2**63, 4, np.uint64)
+    places = [0, 7, 14, 21, 29, 41, 48, 56]
+    cut, even = np.zeros((4, 8), np.uint8), np.zeros((4, 8), np.uint8)
+
+    @unrolled
+    def store_bytes(words, cut, even):
+        found = simd.bytes_at(load(u64x4, words), places)
+        store(cut, found)
+        store(even, simd.with_even_bits(found))
+
+    @njit
+    def kernel(words, cut, even):
+        store_bytes(words, cut, even)
+
+    kernel(at(words), at(cut), at(even))
+    np.testing.assert_array_equal(cut, words[:, None] >> np.array(places, np.uint64) & np.uint64(255))
+    np.testing.assert_array_equal(even & 127, cut & 127)
+    assert (np.unpackbits(even, axis=1).reshape(-1, 8).sum(1) % 2 == 0).all()
 
 
 def test_dots_are_exact_at_the_ends_of_their_ranges():

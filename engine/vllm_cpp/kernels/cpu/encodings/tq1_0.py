@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k, ternary
-from vllm_cpp.kernels.simd import high, join, load, low, reinterpret, select, splat, u8x16, u8x32, u32, u32x4
+from vllm_cpp.kernels.simd import high, join, load, low, opaque, reinterpret, select, splat, u8x16, u8x32, u32, u32x4
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 54
@@ -18,6 +18,7 @@ BLOCK_BYTES = 54
 def unpack(w: Value) -> list[Value]:
     long, short = load(u8x32, w), load(u8x16, w + 32)
     last = reinterpret(u8x16, splat(u32x4, load(u32, w + 48))) * constant(u8x16, [3 ** (i // 4) for i in range(16)])
+    last = opaque(last)  # or LLVM would multiply it and what it is joined to again, as wider numbers
     first = join(long, _times3(long))
     second = _times9(first)
     short = join(short, _times3(short))
