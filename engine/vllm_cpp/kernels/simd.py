@@ -614,14 +614,12 @@ def _dpbusd(total: Value, u: Value, s: Value) -> Value:
 def _dot_generic(total: Value, x: Value, y: Value) -> Value:
     lanes = x.type.lanes
     if "dotprod" in features():
-        # aarch64: one sdot for each 128 bits (u never passes 127, so both sides may be signed); elsewhere LLVM lowers this reduction badly
-        wide, kind = VecType(i32, 16), VecType(i32, 4)
+        # aarch64: one sdot for each 128 bits; u never passes 127, so both sides may be signed. Asked for by name: of a sum of products that
+        # LLVM knows to be unsigned on one side it makes something else, as the instruction with mixed signs is a later extension.
+        kind = VecType(i32, 4)
         signed = [reinterpret(VecType(i8, lanes), v) for v in (x, y)]
-        parts = []
-        for t, a, b in zip(_split(total, 4), *(_split(v, 16) for v in signed), strict=True):
-            products = convert(wide, a) * convert(wide, b)
-            parts.append(Value(kind, _call("llvm.vector.partial.reduce.add.v4i32.v16i32", llvm_type(kind), [t.ir, products.ir])))
-        return _joined(parts)
+        quads = zip(_split(total, 4), *(_split(v, 16) for v in signed), strict=True)
+        return _joined([Value(kind, _call("llvm.aarch64.neon.sdot.v4i32.v16i8", llvm_type(kind), [v.ir for v in quad])) for quad in quads])
     wide = VecType(i32, lanes)
     products = convert(wide, x) * convert(wide, y)
     quarters = [shuffle(products, range(i, lanes, 4)) for i in range(4)]
