@@ -6,6 +6,8 @@ import ctypes
 import os
 import pwd
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -92,6 +94,46 @@ def test_the_home_is_the_one_that_libc_has(folder: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, "")
     ctypes.CDLL(None).setenv(b"HOME", os.fsencode(tmp_path), 1)
     assert cache.root() == tmp_path / ".cache" / "vllm_cpp"
+
+
+def test_a_folder_that_cannot_be_written_gives_way_to_a_temporary_one_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLLM_CPP_CACHE_DIR", str(tmp_path / "file" / "below"))  # whoever runs this, root too, cannot write there
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache._usable.cache_clear()
+    assert not fresh().from_cache
+    assert fresh().from_cache
+    cache._usable.cache_clear()
+    said = capfd.readouterr().err
+    assert said.count(f"kernels: cannot write the cache folder {tmp_path}/file/below (") == 1
+    assert f"compiled kernels go to {tmp_path}/vllm_cpp-{os.getuid()}, as long as that lasts" in said
+    assert list((tmp_path / f"vllm_cpp-{os.getuid()}" / "kernels").glob("*.nbi"))
+
+
+def test_processes_that_compile_at_once_leave_a_cache_that_serves(folder: Path) -> None:
+    """Two fill an empty cache with the same kernels, at the same time; a third finds every one of them, whole."""
+    code = """
+import numpy as np
+from vllm_cpp.kernels.cpu.encodings import bf16, f16, f32
+for kernels, kind in ((f32, np.float32), (f16, np.float16), (bf16, np.float32)):
+    values, out = np.arange(1, 33).astype(kind), np.zeros(32, np.float32)
+    given = (values.view(np.uint32) >> 16).astype(np.uint16) if kernels is bf16 else values
+    kernels.decode(given.ctypes.data, 32, out.ctypes.data)
+    assert (out == np.arange(1, 33)).all(), kernels
+    print(kernels.decode.from_cache)
+"""
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    for program in [start(), start()]:
+        assert program.communicate(timeout=120)[0].split()[-1] in ("False", "True")
+        assert program.returncode == 0
+    third = start()
+    out, err = third.communicate(timeout=120)
+    assert (third.returncode, out.split(), err) == (0, ["True"] * 3, "")
 
 
 @pytest.fixture
