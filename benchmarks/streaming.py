@@ -31,6 +31,7 @@ from typing import Any
 PAUSE_S = 0.5
 RATE_S = 1.5  # of measuring the drive
 RESIDENT = "resident, no limit"
+PEER_TOKENS = 16  # at most, of llama.cpp: each takes seconds, and none is easier than the one before
 TEXT = "The history of the lighthouse begins long before there were engineers to build one. On the hills above the harbour"
 ROOT = Path("/sys/fs/cgroup")
 
@@ -196,7 +197,7 @@ def arms(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]
     found["borrowed"] = child, {"VT_MOE_EXPERT_STREAM": "0"}
     if args.peer:
         bench = [str(args.peer.resolve()), *["-r", "1", "-o", "json", "--no-warmup"], "-m", str(args.model), "-t", str(args.threads)]
-        bench += ["-p", str(args.prompt), "-n", str(args.generate)]
+        bench += ["-p", str(args.prompt), "-n", str(min(args.generate, PEER_TOKENS))]
         found["llama.cpp mmap"] = bench, {"LD_LIBRARY_PATH": f"{args.peer.resolve().parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
     return {name: arm for name, arm in found.items() if not args.only or re.search(args.only, name)}
 

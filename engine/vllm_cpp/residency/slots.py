@@ -7,6 +7,7 @@ its slices along. Must not know what a slice is for, nor who reads it in (`lanes
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import threading
@@ -204,4 +205,6 @@ def _arena(n_slots: int, cell_bytes: int) -> mmap.mmap:
             f"expert streaming: no memory for {n_slots} slots of {cell_bytes} bytes ({n_slots * cell_bytes / 2**30:.2f} GiB): {error}; "
             "lower expert_stream.slots (VT_MOE_EXPERT_STREAM_SLOTS)"
         ) from error
+    with contextlib.suppress(OSError, ValueError):  # a kernel without huge pages: more page faults while the slots fill, that is all
+        arena.madvise(mmap.MADV_HUGEPAGE)
     return arena
