@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Python's own default is the host's ulimit, which may be anything; a compiler runs on these threads.
 _STACK_BYTES = 16 << 20
+_COMPILE_PATIENCE_S = 30.0  # a kernel takes about one
 
 
 def status_and_text(error: BaseException) -> tuple[int, str]:
@@ -48,6 +50,12 @@ def build_engine(params: EngineParams) -> Engine:
     return api.build_engine(params)
 
 
+def _hold_the_compiler() -> None:
+    compiling = sys.modules.get("numba.core.compiler_lock")
+    if compiling is not None:
+        compiling.global_compiler_lock._lock.acquire(timeout=_COMPILE_PATIENCE_S)
+
+
 class Bridge:
     """One process's engines, streams and requests. `build` makes an engine of parameters."""
 
@@ -59,6 +67,7 @@ class Bridge:
         self.porters = Porters()
         self.read = StructReader(ffi)
         self._error_lock = threading.Lock()
+        self._last_call: Any = None
 
     def told(self, error: BaseException) -> int:
         """The status of an exception; its text becomes this thread's error.
@@ -94,7 +103,20 @@ class Bridge:
 
     # engines
 
+    def stop_compiling_at_exit(self) -> None:
+        """Have the process's end wait for the kernel that is being compiled, and let no other begin.
+
+        exit() takes LLVM down while our threads run, and LLVM aborts when that happens in the middle of its work.
+        """
+        if self._last_call is None and self.lib.vllmpy_owns_interpreter():
+            import llvmlite.binding  # noqa: F401 - what is loaded before the request is taken down after it
+
+            self._last_call = self.ffi.callback("void(void)", _hold_the_compiler)
+            self.lib.vllmpy_before_exit(self._last_call)
+
     def engine_load(self, c_params: Any, out: Any) -> None:
+        with self._error_lock:
+            self.stop_compiling_at_exit()
         engine = self.porters.run(self.build, self.read.engine_params(c_params), unwanted=lambda engine: engine.close())
         out[0] = self.handles.add("engine", engine)
 

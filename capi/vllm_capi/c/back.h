@@ -9,4 +9,5 @@ void vllmpy_start_failed(const char* text);         /* why bind() could not fini
 int vllmpy_owns_interpreter(void);                  /* 1: libvllm started this interpreter; 0: the host did */
 char* vllmpy_copy(const char* bytes, size_t n);     /* malloc'ed, NUL-terminated; NULL when memory is out */
 void vllmpy_watch_counters(int64_t* counters);      /* the statistics to print at the end of the process (counts.c) */
+void vllmpy_before_exit(void (*function)(void));    /* called when the process that asked ends, before what was loaded so far is taken down */
 const char* vllmpy_finish_reason(const char* name); /* the static string of that name, else "unknown" */

@@ -33,6 +33,20 @@ int vllmpy_owns_interpreter(void) { return owns_interpreter; }
 
 void vllmpy_watch_counters(int64_t* counters) { host->watch_counters(counters); }
 
+static void (*last_call)(void);
+static pid_t last_caller;
+
+/* Not in a child of fork(), whose interpreter nobody runs. */
+static void before_exit(void) {
+  if (getpid() == last_caller && Py_IsInitialized()) last_call();
+}
+
+void vllmpy_before_exit(void (*function)(void)) {
+  last_call = function;
+  last_caller = getpid();
+  if (atexit(before_exit)) last_call = NULL;
+}
+
 char* vllmpy_copy(const char* bytes, size_t n) {
   char* copy = malloc(n + 1);
   if (!copy) return NULL;
