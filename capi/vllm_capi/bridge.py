@@ -44,16 +44,19 @@ def status_and_text(error: BaseException) -> tuple[int, str]:
     return InternalError.status, f"{type(error).__name__}: {error}; please report it"
 
 
+def _while_loading() -> None:
+    """Called again and again while a model loads; `bind` puts the bridge's own in its place."""
+
+
 def build_engine(params: EngineParams) -> Engine:
     from vllm_cpp import api
 
-    return api.build_engine(params)
+    return api.build_engine(params, lambda *_: _while_loading())
 
 
 def _hold_the_compiler() -> None:
-    compiling = sys.modules.get("numba.core.compiler_lock")
-    if compiling is not None:
-        compiling.global_compiler_lock._lock.acquire(timeout=_COMPILE_PATIENCE_S)
+    """Wait for the call into LLVM that is under way, and let no other begin: all of them take this lock."""
+    sys.modules["llvmlite.binding.ffi"].lib._lock._lock.acquire(timeout=_COMPILE_PATIENCE_S)
 
 
 class Bridge:
@@ -104,19 +107,17 @@ class Bridge:
     # engines
 
     def stop_compiling_at_exit(self) -> None:
-        """Have the process's end wait for the kernel that is being compiled, and let no other begin.
+        """Have the process's end wait for the call into LLVM that is under way, and let no other begin.
 
-        exit() takes LLVM down while our threads run, and LLVM aborts when that happens in the middle of its work.
+        exit() takes LLVM down while our threads run, and LLVM aborts when that happens in the middle of its work. What is loaded before the
+        request is taken down after it, so it is made as soon as LLVM is there.
         """
-        if self._last_call is None and self.lib.vllmpy_owns_interpreter():
-            import llvmlite.binding  # noqa: F401 - what is loaded before the request is taken down after it
-
-            self._last_call = self.ffi.callback("void(void)", _hold_the_compiler)
-            self.lib.vllmpy_before_exit(self._last_call)
+        with self._error_lock:
+            if self._last_call is None and "llvmlite.binding" in sys.modules and self.lib.vllmpy_owns_interpreter():
+                self._last_call = self.ffi.callback("void(void)", _hold_the_compiler)
+                self.lib.vllmpy_before_exit(self._last_call)
 
     def engine_load(self, c_params: Any, out: Any) -> None:
-        with self._error_lock:
-            self.stop_compiling_at_exit()
         engine = self.porters.run(self.build, self.read.engine_params(c_params), unwanted=lambda engine: engine.close())
         out[0] = self.handles.add("engine", engine)
 
@@ -273,6 +274,8 @@ def bind(ffi: Any, lib: Any, build: Callable[[EngineParams], Engine] = build_eng
     if lib.vllmpy_owns_interpreter():
         threading.stack_size(_STACK_BYTES)
     bridge = Bridge(ffi, lib, build)
+    global _while_loading
+    _while_loading = bridge.stop_compiling_at_exit
     statistics.watch(lambda address: lib.vllmpy_watch_counters(ffi.cast("int64_t *", address)))
     prefix = "vllmpy_"
     for name in CALLS:

@@ -44,7 +44,9 @@ class StandIn(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             real = module.build_engine
-            module.build_engine = lambda params: fails_every_third(params) if params.model_path == "fails.gguf" else real(params)
+            module.build_engine = lambda params, *more: (
+                fails_every_third(params) if params.model_path == "fails.gguf" else real(params, *more)
+            )
 
         spec.loader.exec_module = exec_module
         return spec
