@@ -115,7 +115,7 @@ def measure_here(model: Path, threads: int, prompt: int, generate: int, seed: in
     with open_model(model) as opened:
         params = EngineParams(model_path=str(model), threads=threads, max_num_seqs=1)
         runner = models.load(opened, params, offload.install(offload.parse(None)))
-        blocks, at = list(range(runner.num_blocks)), 0
+        blocks, at = list(range(-(-(prompt + generate) // runner.block_size))), 0
 
         def step(count: int) -> None:
             nonlocal at

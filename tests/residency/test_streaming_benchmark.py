@@ -1,0 +1,88 @@
+"""The streaming benchmark: what its arms are, that they run, and what its table says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import streaming
+
+
+@pytest.fixture
+def control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like version 2's tree of control groups."""
+    (tmp_path / "cgroup.controllers").write_text("memory\n")
+    monkeypatch.setattr(streaming, "ROOT", tmp_path)
+    monkeypatch.setattr(streaming.time, "sleep", lambda _: None)
+    return tmp_path
+
+
+def test_a_limited_command_joins_a_group_with_the_limit(control_groups: Path) -> None:
+    folder = control_groups / f"vllm-streaming-{streaming.os.getpid()}"
+    script = f"import pathlib; print(pathlib.Path({str(folder)!r}, 'cgroup.procs').read_text(), __import__('os').getpid())"
+    output, peak = streaming.run_limited([sys.executable, "-c", script], {}, 12345)
+    joined, ran = output.split()
+    assert joined == ran
+    assert (folder / "memory.max").read_text() == "12345"
+    assert peak is None  # the kernel would say
+    (folder / "memory.peak").write_text("77\n")
+    assert streaming.peak_of(folder) == 77
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        streaming.run_limited([sys.executable, "-c", "raise SystemExit(3)"], {}, None)
+
+
+def test_the_arms_run_and_are_compared(tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(streaming, "PAUSE_S", 0)
+    monkeypatch.setattr(streaming, "RATE_S", 0.05)
+    path = tiny_model("qwen2moe-s15-z0-mix")
+    report = tmp_path / "report.json"
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["streaming", str(path), "--slots", "10,48", "--threads", "1", "--prompt", "4", "--generate", "5", "--json", str(report)],
+    )
+    streaming.main()
+    printed = capsys.readouterr().out
+    arms = json.loads(report.read_text())["arms"]
+    assert list(arms) == ["streamed, 10 slots", "streamed, 48 slots", streaming.RESIDENT, "borrowed"]
+    few, all_there = arms["streamed, 10 slots"][0], arms["streamed, 48 slots"][0]
+    assert few["expert_stream"]["misses"] > all_there["expert_stream"]["misses"] == all_there["expert_stream"]["fills"] > 0
+    assert few["token_bytes"] > all_there["token_bytes"]
+    assert few["drive_rate"] > 0
+    assert all(rows[0]["decode"] > 0 and rows[0]["prefill"] > 0 for rows in arms.values())
+    for name in arms:
+        assert f"| {name} | " in printed
+
+
+def test_a_text_goes_on(tiny_model) -> None:
+    figures = streaming.generate_here(tiny_model("qwen2moe-s15-z0-mix"), 1, 6, 0)
+    assert figures["decode"] > 0
+    assert figures["expert_stream"] is None
+
+
+def test_medians_ratios_and_bounds() -> None:
+    def row(decode: float, **more: object) -> dict[str, object]:
+        return {"decode": decode, "prefill": 8.0, "second_half": decode, "load_s": 1.0, "peak": 10**9, **more}
+
+    counted = {"expert_stream": {"hits": 3, "misses": 1}, "token_bytes": 1e7, "drive_rate": 1e9}
+    text = streaming.table({"streamed": [row(40, **counted), row(60, **counted), row(80, **counted)], "llama.cpp mmap": [{"decode": 0.5}]})
+    streamed, peer = text.splitlines()[2:]
+    assert streamed == "| streamed | 60.00 (40.00 to 80.00) | 120.0 | 60.00 | 8.0 | 1.0 | 75.0 % | 100.0 (1.00 GB/s) | 60 % | 1.00 |"
+    assert peer == "| llama.cpp mmap | 0.50 (0.50 to 0.50) | 1.0 |  |  |  |  |  |  |  |"
+
+
+def test_the_peer_is_asked_for_a_few_tokens_only(tmp_path: Path) -> None:
+    args = argparse.Namespace(
+        model=Path("m.gguf"), slots=[5], threads=2, prompt=7, generate=500, text=False, peer=tmp_path / "llama-bench", only=None
+    )  # fmt: skip
+    found = streaming.arms(args)
+    command, environment = found["llama.cpp mmap"]
+    assert command[command.index("-n") + 1] == str(streaming.PEER_TOKENS)
+    assert environment["LD_LIBRARY_PATH"].startswith(str(tmp_path))
+    assert found["streamed, 5 slots"][1]["VT_MOE_EXPERT_STREAM_SLOTS"] == "5"
+    args.only = "llama"
+    assert list(streaming.arms(args)) == ["llama.cpp mmap"]
