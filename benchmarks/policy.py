@@ -99,8 +99,9 @@ def replay(trace: Trace, n_slots: int, policy: str) -> float:
             warm = store.counters.as_dict()
         np.cumsum([step.chosen.get(e, 0) for e in range(trace.num_experts)], out=offsets[1:])
         counts[0] = step.tokens
+        kernel.acquire_slices(askings[step.layer].record.ctypes.data, 0, 1)
         while True:
-            kernel.acquire_slices(askings[step.layer].record.ctypes.data, 0, 1)
+            kernel.acquire_more(askings[step.layer].record.ctypes.data, 0, 1)
             store.records[store.records[:, kernel.SLOT_STATE] == kernel.FILLING, kernel.SLOT_STATE] = kernel.READY
             if not visit.again:
                 break

@@ -55,12 +55,16 @@ class Engine:
         ]
 
     def ask(self, layer: int, chosen: dict[int, int] | Iterable[int], tokens: int = 1, seqs: int = 1) -> None:
-        """Visit a layer whose experts were chosen so often; or, while `again` holds, ask for the next wave."""
+        """Visit a layer whose experts were chosen so often, and begin with its first wave."""
         counts = chosen if isinstance(chosen, dict) else dict.fromkeys(chosen, 1)
         self._offsets[0] = 0
         np.cumsum([counts.get(e, 0) for e in range(len(self._offsets) - 1)], out=self._offsets[1:])
         self._counts[:] = tokens, seqs
         kernel.acquire_slices(self.askings[layer].record.ctypes.data, 0, 1)
+        self.next_wave(layer)  # a layer's loop begins here, and finds the first wave
+
+    def next_wave(self, layer: int) -> None:
+        kernel.acquire_more(self.askings[layer].record.ctypes.data, 0, 1)
 
     def place(self, layer: int, tower: int, expert: int) -> tuple[int, int]:
         """Where a slice is, and the state of its slot."""

@@ -55,7 +55,7 @@ def test_every_decision_is_the_plain_stores(towers_file: Path, policy: str, n_sl
                 if not visit.todo:
                     break
                 plain.next_wave(visit, "m", il)
-                engine.ask(il, chosen, tokens, seqs)
+                engine.next_wave(il)
     counted = store.counters.as_dict()
     assert {name: counted[name] for name in ("hits", "misses", "evictions", "fills", "exhausted")} == {
         name: plain.counters[name] for name in ("hits", "misses", "evictions", "fills", "exhausted")
@@ -83,7 +83,7 @@ def test_two_engines_share_the_slots_and_never_each_others(towers_file: Path) ->
         while visits[name].todo:
             finish_reads(store)
             plain.next_wave(visits[name], name, il)
-            engines[name].ask(il, chosen)
+            engines[name].next_wave(il)
         finish_reads(store)
         assert engines[name].visit.wave_experts == visits[name].wave
         assert held(store, engines) == set(plain.held)
@@ -188,7 +188,7 @@ def test_a_prompt_leaves_what_decoding_uses(towers_file: Path) -> None:
             engine.ask(il, favourites | rare if step == 1 else dict.fromkeys(favourites, 1), 105 if step == 1 else 1)
             finish_reads(store)
             while engine.visit.again:
-                engine.ask(il, {})
+                engine.next_wave(il)
                 finish_reads(store)
         after = store.counters.as_dict()
         if step == 1:

@@ -424,9 +424,12 @@ class Builder:
         self.program.add(router.group_by_expert, record, "sort the pairs by expert")
         return Routes(n_experts, top_k, pairs, weights, offsets, order)
 
-    def experts(self, routes: Routes, h: Rows, gate: Weight, up: Weight, down: Weight, x: Rows) -> None:
-        """x += weighted sum of the chosen experts' down(silu(gate · h) * (up · h))."""
-        streamed = self._streamed(routes, h, gate, up, down)
+    def experts(
+        self, routes: Routes, h: Rows, gate: Weight, up: Weight, down: Weight, x: Rows, meanwhile: Callable[[], None] | None = None
+    ) -> None:
+        """x += weighted sum of the chosen experts' down(silu(gate · h) * (up · h)). `meanwhile` adds operations that need not wait for
+        them: they are computed while slices are read."""
+        streamed = self._streamed(routes, h, gate, up, down, meanwhile or (lambda: None))
         self.activations(h, [gate, up])
         act, act_stride = self.activation(h, gate.layout)
         up_act, up_act_stride = self.activation(h, up.layout)
@@ -479,20 +482,23 @@ class Builder:
         self.program.add(moe.combine, record, f"{x.name} += weighted {y.name}")
         x.quantized.clear()
 
-    def _streamed(self, routes: Routes, h: Rows, gate: Weight, up: Weight, down: Weight) -> Streamed:
-        """Add the operation that acquires the layer's slices, if they are streamed."""
+    def _streamed(self, routes: Routes, h: Rows, gate: Weight, up: Weight, down: Weight, meanwhile: Callable[[], None]) -> Streamed:
+        """Add the operations that acquire the layer's slices, if they are streamed, and `meanwhile` behind the first of them."""
         by_tokens = next(c.source for c in self.counts if c.address == h.count) == "tokens"
         asked = self.stream and self.stream.asking(
             (gate.name, up.name, down.name), offsets=routes.offsets.ctypes.data, tokens=h.count,
             seqs=self.count("seqs") if by_tokens else h.count, top_k=routes.top_k,
         )  # fmt: skip
         if not asked:
+            meanwhile()
             return Streamed(0, {}, dict.fromkeys(moe.WAVE_FIELDS, 0))
         asking, places = asked
+        # Thread 0 looks up and posts reads, which touches nothing that the operations up to the next barrier read or write.
+        self.program.add(slots.acquire_slices, asking.record, f"slots of {gate.name}, {up.name}, {down.name}", barrier=False)
+        meanwhile()
         first = len(self.program.operations)
-        # Thread 0 looks up and posts reads; meanwhile the others may quantize what the products need, if it is not there yet.
         meets = all(layout == "f32" or layout in h.quantized for layout in (gate.layout, up.layout))
-        self.program.add(slots.acquire_slices, asking.record, f"slots of {gate.name}, {up.name}, {down.name}", barrier=meets)
+        self.program.add(slots.acquire_more, asking.record, "the next of them, in later waves", barrier=meets)
         waiting = self._shared("experts waited for", (self.num_threads, -(-routes.n_experts // 16) * 16), np.int32)
         visit = self.stream.visit
         wave = {

@@ -197,13 +197,18 @@ def experts(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x
     b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", e, n), h, logits)
     routes = b.route(logits, hp.top_k[il], scores=router.SOFTMAX, bias=0, normalize=traits.normalize_experts, scale=1.0)
     gate, up = (b.tower(f"blk.{il}.ffn_{part}_exps.weight", e, width, n) for part in ("gate", "up"))
-    b.experts(routes, h, gate, up, b.tower(f"blk.{il}.ffn_down_exps.weight", e, n, width), x)
-    if traits.gated_shared_expert:
-        shared_width = hp.shared_expert_feed_forward_length or hp.feed_forward_length[il]
-        y, g = b.rows("shared expert", n, h.count), b.rows("shared expert gate", 1, h.count)
-        dense(b, il, h, x, shared_width, suffix="_shexp", out=y)
+    down = b.tower(f"blk.{il}.ffn_down_exps.weight", e, n, width)
+    if not traits.gated_shared_expert:
+        b.experts(routes, h, gate, up, down, x)
+        return
+    y, g = b.rows("shared expert", n, h.count), b.rows("shared expert gate", 1, h.count)
+
+    def shared_expert() -> None:
+        dense(b, il, h, x, hp.shared_expert_feed_forward_length or hp.feed_forward_length[il], suffix="_shexp", out=y)
         b.matmul(b.weight(f"blk.{il}.ffn_gate_inp_shexp.weight", 1, n), h, g)
-        b.gated_add(x, y, g)
+
+    b.experts(routes, h, gate, up, down, x, meanwhile=shared_expert)
+    b.gated_add(x, y, g)
 
 
 def expert_width_or_share(hp: HyperParameters, il: int) -> int:

@@ -43,7 +43,7 @@ class Visit:
         self.wave = aligned_zeros(num_experts, np.int32)
         self._todo = aligned_zeros(num_experts, np.int32)
         self._pinned = aligned_zeros(kernel.MAX_TOWERS * num_experts, np.int32)
-        counts = dict.fromkeys(("again", "n_todo", "n_wave", "n_pinned", "failed", "failed_tower", "failed_expert"), 0)
+        counts = dict.fromkeys(("again", "n_todo", "n_wave", "n_pinned", "failed", "failed_tower", "failed_expert", "fresh"), 0)
         self.record = pack(
             kernel.VISIT_FIELDS, **counts, todo=self._todo.ctypes.data, wave=self.wave.ctypes.data, pinned=self._pinned.ctypes.data,
         )  # fmt: skip

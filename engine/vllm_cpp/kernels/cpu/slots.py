@@ -99,9 +99,10 @@ VISIT_FIELDS = (
     "n_todo", "n_wave", "n_pinned",
     "failed", "failed_tower", "failed_expert",  # the first slice of this step that could not be read: its state (below 0), tower and expert
     "todo", "wave", "pinned",  # i32[n_experts], i32[n_experts], i32[3 * n_experts]
+    "fresh",  # 1: the layer's first wave was acquired and not computed
 )  # fmt: skip
 (VISIT_AGAIN, _N_TODO, VISIT_N_WAVE, _N_PINNED, VISIT_FAILED, VISIT_FAILED_TOWER, VISIT_FAILED_EXPERT, _TODO, VISIT_WAVE,
- _PINNED) = range(len(VISIT_FIELDS))  # fmt: skip
+ _PINNED, _FRESH) = range(len(VISIT_FIELDS))  # fmt: skip
 
 ACQUIRE_FIELDS = (
     "store", "visit",
@@ -523,25 +524,54 @@ def _post(here, args, visit, layer, n_missing):  # type: ignore[no-untyped-def]
     count(here, _FILLS, n_missing)
 
 
+@jit.helper
+def _visit(here, args, visit):  # type: ignore[no-untyped-def]
+    """Protect the next wave and post what it lacks; how many reads that are, for the caller to wake lanes for when the lock is open
+    again."""
+    n_missing = _next_wave(here, args, visit)
+    _post(here, args, visit, field(field(args, _A_TOWER0), _TOWER_LAYER), n_missing)
+    put(visit, VISIT_AGAIN, 1 if field(visit, _N_TODO) > 0 else 0)
+    if field(visit, VISIT_FAILED) != 0:  # this step is lost: nothing more is computed, or read, for it
+        put(visit, _N_TODO, 0)
+        put(visit, VISIT_AGAIN, 0)
+        put(visit, VISIT_N_WAVE, 0)
+    return n_missing
+
+
 @jit.op
 def acquire_slices(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG001 - every op takes both
-    """Find or fetch the slices of this layer's chosen experts, or of the next wave of them; thread 0 does it. What the visit held before is
-    let go."""
+    """Find or fetch the slices of this layer's chosen experts, as many as fit; thread 0 does it. What the visit held before is let go."""
     if tid != 0:
         return
     here, visit = field(args, _A_STORE), field(args, _A_VISIT)
-    layer = field(field(args, _A_TOWER0), _TOWER_LAYER)
     _lock(here)
     _release(here, visit)
-    if field(visit, VISIT_FAILED) != 0:  # this step is lost: read nothing more for it
-        put(visit, _N_TODO, 0)
-    elif field(visit, VISIT_AGAIN) == 0 and index(field(args, _A_OFFSETS), field(args, _A_N_EXPERTS)) > 0:
-        _remember(here, args, layer)
+    put(visit, _N_TODO, 0)
+    if field(visit, VISIT_FAILED) == 0 and index(field(args, _A_OFFSETS), field(args, _A_N_EXPERTS)) > 0:
+        _remember(here, args, field(field(args, _A_TOWER0), _TOWER_LAYER))
         _begin(args, visit)
-    n_missing = _next_wave(here, args, visit)
-    _post(here, args, visit, layer, n_missing)
-    put(visit, VISIT_AGAIN, 1 if field(visit, _N_TODO) > 0 else 0)
+    n_missing = _visit(here, args, visit)
+    put(visit, _FRESH, 1)
+    _unlock(here)
+    for _ in range(n_missing):
+        libc.sem_post(here + 8 * SEMAPHORE)
+
+
+@jit.op
+def acquire_more(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG001 - every op takes both
+    """The head of the loop over waves: nothing at first, for the first wave was acquired already; then wave after wave."""
+    if tid != 0:
+        return
+    here, visit = field(args, _A_STORE), field(args, _A_VISIT)
+    if field(visit, _FRESH) != 0:
+        put(visit, _FRESH, 0)
+        return
+    _lock(here)
+    _release(here, visit)
+    n_missing = _visit(here, args, visit) if field(visit, VISIT_FAILED) == 0 else 0
     if field(visit, VISIT_FAILED) != 0:
+        put(visit, _N_TODO, 0)
+        put(visit, VISIT_AGAIN, 0)
         put(visit, VISIT_N_WAVE, 0)
     _unlock(here)
     for _ in range(n_missing):
