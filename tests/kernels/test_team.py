@@ -57,6 +57,31 @@ def test_every_thread_sees_what_was_written_before_a_barrier(team):
         assert np.array_equal(buffers[times % 2], (np.arange(n) + times) % n + times)
 
 
+@jit.op
+def count_down(args, tid, nth):
+    """Another round is wanted until the count is 0."""
+    if tid == 0:
+        store(field(args, 0), load(i64, field(args, 0)) - 1)
+
+
+def test_a_part_is_run_again_while_a_cell_of_it_says_so(team):
+    n, rounds = 64, 37
+    _rotations, _, buffers = rotations(n, 0)
+    left, program = np.array([rounds], np.int64), Program()
+    program.add(count_down, pack(("left",), left=left.ctypes.data), "a round less")
+    for source, target in (buffers, buffers[::-1]):
+        program.add(rotate_and_count, pack(FIELDS, source=source.ctypes.data, target=target.ctypes.data, n=n), "turn")
+    program.repeat_from(0, left.ctypes.data)
+    program.add(rotate_and_count, pack(FIELDS, source=buffers[0].ctypes.data, target=buffers[1].ctypes.data, n=n), "turn once more")
+    table, times = program.table(), 2 * rounds + 1
+    for _ in range(5):
+        left[0] = rounds
+        buffers[0][:] = np.arange(n)
+        team.run(table)
+        assert np.array_equal(buffers[1], (np.arange(n) + times) % n + times)
+    assert "again from 2 before, while it is asked for" in str(program)
+
+
 def test_workers_sleep_between_jobs_and_wake_for_the_next(team):
     n = 16
     _program, table, buffers = rotations(n, 2)
