@@ -66,7 +66,7 @@ def count_down(args, tid, nth):
 
 def test_a_part_is_run_again_while_a_cell_of_it_says_so(team):
     n, rounds = 64, 37
-    _rotations, _, buffers = rotations(n, 0)
+    buffers = [np.arange(n, dtype=np.int64), np.zeros(n, np.int64)]
     left, program = np.array([rounds], np.int64), Program()
     program.add(count_down, pack(("left",), left=left.ctypes.data), "a round less")
     for source, target in (buffers, buffers[::-1]):
