@@ -163,6 +163,22 @@ def test_bits_do_not_depend_on_the_other_sequences():
     assert same(together[1:71], alone)
 
 
+@pytest.mark.parametrize(("kv_heads", "nth"), [(3, 2), (1, 3), (2, 5)])
+def test_threads_share_the_products_evenly(kv_heads, nth):
+    """Late tokens of a prompt see more keys than early ones: an even share of products is not one of tokens, nor of heads."""
+    a = Attention([200], heads=kv_heads * 8, kv_heads=kv_heads, d=16)
+    tokens = [(0, p) for p in range(200)]
+    a.step(tokens)
+    shares = []
+    for tid in range(nth):
+        a.out[:] = np.nan
+        attention.attention(address(a.record), tid, nth)
+        written = ~np.isnan(a.out[:200, :, 0])
+        shares.append(float((written * np.arange(1, 201)[:, None]).sum()))
+    assert sum(shares) == kv_heads * 8 * 200 * 201 / 2  # each product once
+    assert max(shares) <= 1.2 * sum(shares) / nth
+
+
 def test_a_step_without_tokens_does_nothing():
     a = Attention([10], heads=2, kv_heads=1, d=16)
     a.paged.count[0] = 0

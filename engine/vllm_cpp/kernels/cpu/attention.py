@@ -55,11 +55,12 @@ TILE_ROWS = 64  # (token, query head) rows that share one pass over a KV block
 SPLIT_TOKENS = 8  # tiles of at most so many tokens have their chunks shared out
 LANES = 16
 _LOWEST = -1e30  # below any score: what a row without keys starts from
-_HEAD_WORDS, _ITEM_WORDS, _MERGE_WORDS = 8, 8, 4
+_HEAD_WORDS, _ITEM_WORDS, _MERGE_WORDS = 8, 9, 4
 
 # Words of a plan: counts, then the items, then the merges.
-_N_ITEMS, _N_MERGES = 0, 1
-_FIRST, _TOKENS, _SEQ, _POSITION, _CHUNK, _CHUNK_STOP, _SLOT, _SLOT_STRIDE = range(_ITEM_WORDS)  # SLOT -1: folded on the spot
+_N_ITEMS, _N_MERGES, _TOTAL = 0, 1, 2  # TOTAL: products of all items, one for each token and key
+_FIRST, _TOKENS, _SEQ, _POSITION, _CHUNK, _CHUNK_STOP, _SLOT, _SLOT_STRIDE, _BEFORE = range(_ITEM_WORDS)
+# SLOT -1: folded on the spot. BEFORE: products of the items before this one.
 _M_TOKEN, _M_SLOT, _M_CHUNKS = range(3)
 
 
@@ -99,7 +100,7 @@ def attention_plan(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG
     plan = field(args, _P_PLAN)
     item = plan + 4 * _HEAD_WORDS
     merge = item + 4 * _ITEM_WORDS * field(args, _P_MAX_ITEMS)
-    n_items, n_merges, slots, first = 0, 0, 0, 0
+    n_items, n_merges, slots, first, products = 0, 0, 0, 0, 0
     while first < n:
         seq, position = index(seqs, first), index(positions, first)
         tokens = 1
@@ -119,6 +120,9 @@ def attention_plan(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG
             set_index(item, _CHUNK_STOP, part + 1 if split else chunks)
             set_index(item, _SLOT, slots + part if split else -1)
             set_index(item, _SLOT_STRIDE, chunks)
+            set_index(item, _BEFORE, products)
+            begin = part * chunk_size
+            products += tokens * ((min(begin + chunk_size, position + tokens) if split else position + tokens) - begin)
             item += 4 * _ITEM_WORDS
             n_items += 1
         if split:
@@ -132,6 +136,7 @@ def attention_plan(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG
         first += tokens
     set_index(plan, _N_ITEMS, n_items)
     set_index(plan, _N_MERGES, n_merges)
+    set_index(plan, _TOTAL, products)
 
 
 @unrolled
@@ -240,9 +245,17 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     num_blocks, scale = field(args, _NUM_BLOCKS), number(args, _SCALE)
     span_blocks = min(max(1, SPAN_VALUES // (head_dim * block_size)), chunk_blocks)
     score_row = 4 * span_blocks * block_size
-    # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read the same keys and values.
-    for unit in range(tid, n_items * n_kv_heads, nth):
+    # Units of work: every item for the first KV head, then for the next one, so that neighbouring units read neighbouring keys and values.
+    # A thread takes those that begin in its share of all products: one run of units, and about as much work as the others have.
+    total = index(plan, _TOTAL)
+    begin, end = total * n_kv_heads * tid // nth, total * n_kv_heads * (tid + 1) // nth
+    for unit in range(begin // max(total, 1) * n_items, n_items * n_kv_heads):
         kv_head = unit // n_items
+        before = kv_head * total + index(plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items)), _BEFORE)
+        if before < begin:
+            continue
+        if before >= end:
+            break
         k_cache = field(args, _K_CACHE) + kv_head * num_blocks * k_bytes
         v_cache = field(args, _V_CACHE) + kv_head * num_blocks * v_bytes
         item = plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items))
