@@ -56,7 +56,7 @@ def test_every_weight_is_somewhere_once(model, mmap, place):
 
 def test_streamed_experts_live_in_slots(model):
     assert set(lives(made(model, expert_stream=True), "experts").values()) == {("slots", "cpu")}
-    assert set(lives(made(model, expert_stream=True), "dense").values()) == {("mapping", "cpu")}
+    assert set(lives(made(model, expert_stream=True), "dense").values()) == {("memory", "cpu")}
     assert set(lives(made(model, expert_stream=True, mmap=False), "experts").values()) == {("memory", "cpu")}
     assert set(lives(made(model, expert_stream=True, expert_stream_slot_bytes=1), "experts").values()) == {("mapping", "cpu")}
     assert set(lives(made(model, expand="VT_CPU_REF=1", expert_stream=True), "experts").values()) == {("memory", "cpu")}

@@ -44,13 +44,13 @@ def _long(x: object) -> ir.Value:
 @unrolled
 def pread(fd: Value, to: Value, count: Value, offset: Value) -> Value:
     """Bytes read, 0 at the end of the file, -1 with `errno` set."""
-    return _call("pread64", _LONG, _int(fd), _long(to), _long(count), _long(offset))
+    return _call("pread", _LONG, _int(fd), _long(to), _long(count), _long(offset))
 
 
 @unrolled
 def file_size(fd: Value) -> Value:
     """Where the file ends now, or -1. Moves the descriptor's position, which positional reads do not care about."""
-    return _call("lseek64", _LONG, _int(fd), _long(0), _int(SEEK_END))
+    return _call("lseek", _LONG, _int(fd), _long(0), _int(SEEK_END))
 
 
 @unrolled

@@ -90,7 +90,9 @@ class Plan:
         if expert and layer in self.streamed and (on_cpu or self.lane.serves):
             lives = "slots"
         elif on_cpu:
-            lives = "mapping" if self.residency.mmap and not self.residency.expand else "memory"
+            # Beside streamed experts everything but towers is copied (see borrow.py).
+            mapped = self.residency.mmap and not self.residency.expand and (expert or not self.streamed)
+            lives = "mapping" if mapped else "memory"
         else:
             lives = f"{self.device.name} memory"
         placed = expert and layer in self.placement.on_cpu
