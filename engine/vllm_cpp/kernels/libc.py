@@ -12,7 +12,7 @@ import platform
 from llvmlite import ir
 from numba.core import cgutils
 
-from vllm_cpp.kernels.simd import convert, i32, i64, stack_bytes, store
+from vllm_cpp.kernels.simd import convert, i32, i64, load, stack_bytes, store
 from vllm_cpp.kernels.vectors import Value, builder, coerce, unrolled
 
 _INT, _LONG = ir.IntType(32), ir.IntType(64)
@@ -22,6 +22,7 @@ MADV_WILLNEED = 3
 PAGE = mmap.PAGESIZE
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
+_CLOCK_MONOTONIC = 1
 SEMAPHORE_WORDS = 4
 """int64 words of a semaphore: glibc's sem_t is 32 bytes on 64-bit machines, other libraries' are smaller."""
 
@@ -81,6 +82,14 @@ def sem_post(semaphore: Value) -> Value:
 def sem_wait(semaphore: Value) -> Value:
     """0 when the count could be lowered; -1 when a signal came between."""
     return _call("sem_wait", _INT, _long(semaphore))
+
+
+@unrolled
+def nanoseconds() -> Value:
+    """Of the clock that only goes forward."""
+    now = stack_bytes(16)
+    _call("clock_gettime", _INT, _int(_CLOCK_MONOTONIC), _long(now))
+    return load(i64, now) * 1_000_000_000 + load(i64, now + 8)
 
 
 def _futex(address: Value, operation: int, value: Value, timeout: ir.Value) -> None:

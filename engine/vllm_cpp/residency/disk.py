@@ -14,8 +14,8 @@ from typing import Final
 
 DEFAULT_LANES: Final = 4
 """Where nothing can be measured: most drives are busy with four reads at a time."""
-_CANDIDATES: Final = (1, 2, 4, 8)
-_READS: Final = 16  # for each of them
+_CANDIDATES: Final = (4, 8, 16)  # fewer may reach the same rate while nothing else runs, but leave the drive idle between two reads
+_READS: Final = 32  # for each of them
 _PATIENCE_S: Final = 0.3  # for all of them: a slow disk shall not hold up a load
 _KNEE: Final = 0.9  # fewer lanes are taken when they reach this part of the best rate: each costs a wake-up
 

@@ -128,7 +128,7 @@ def _measured_lanes(model: GGUFModel, layers: Sequence[Sequence[TensorInfo]], di
     if not direct or _largest(layers) < kernel.ALIGNMENT:
         return disk.DEFAULT_LANES
     rng, aligned = random.Random(0), -kernel.ALIGNMENT
-    places = [(info.file_offset + rng.randrange(info.shape[0]) * info.slice_bytes) & aligned for info in rng.choices(towers, k=64)]
+    places = [(info.file_offset + rng.randrange(info.shape[0]) * info.slice_bytes) & aligned for info in rng.choices(towers, k=128)]
     try:
         fd = os.open(f"/proc/self/fd/{model.shards[towers[0].shard].fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:

@@ -51,6 +51,7 @@ has in its file page."""
 # The store's record, int64s; the words that threads contend for stand on cache lines of their own.
 LOCK, TAKEN, POSTED, ENDED_READS, SEMAPHORE, FIELDS = 0, 8, 16, 24, 32, 40
 WAITERS = ENDED_READS + 1  # threads that sleep until another read has ended
+CROWDED_UNTIL = ENDED_READS + 2  # nanoseconds: until then others want the cores, and nobody waits by yielding
 STORE_FIELDS = (
     "slots",  # address of n_slots slot records
     "n_slots", "arena", "cell_bytes",  # where slot 0's bytes are; bytes between two slots' (room for a slice and its alignment)
@@ -613,7 +614,10 @@ def drop_tower(here, tower):  # type: ignore[no-untyped-def]
 # ---- for those who compute
 
 
-_SPINS_BEFORE_SLEEP = 200  # some microseconds; a read takes some hundred
+_SPINS = 200  # some microseconds, of the some hundred that a read takes
+_YIELDS = 4000  # a millisecond or two where nobody else wants the core
+_LONG_YIELD_NS = 1_500_000  # somebody did; our own lanes take less
+_CROWDED_NS = 200_000_000
 _LONGEST_SLEEP_US = 1000  # should a wake-up ever be missed
 
 
@@ -624,14 +628,27 @@ def ended_reads(ended):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
-def wait_for_read(ended, seen, spins):  # type: ignore[no-untyped-def]
-    """One turn of waiting until more than `seen` reads have ended: spin at first, then sleep, so that lanes and others have the core."""
-    if spins < _SPINS_BEFORE_SLEEP:
+def wait_for_read(ended, seen, turn):  # type: ignore[no-untyped-def]
+    """Turn number `turn` of waiting until more than `seen` reads have ended.
+
+    A yielding thread keeps the core awake, so that reads end and are seen at once; but where others compute, each yield gives them
+    milliseconds. So yield while that comes back soon, and sleep for a while after it did not.
+    """
+    if turn < _SPINS:
         simd.pause()
         return
-    simd.atomic_add(ended + 8, 1)
+    crowded = ended + 8 * (CROWDED_UNTIL - ENDED_READS)
+    before = libc.nanoseconds()
+    if turn < _SPINS + _YIELDS and before >= simd.atomic_load(crowded):
+        simd.sched_yield()
+        after = libc.nanoseconds()
+        if after - before > _LONG_YIELD_NS:
+            simd.atomic_store(crowded, after + _CROWDED_NS)
+        return
+    waiters = ended + 8 * (WAITERS - ENDED_READS)
+    simd.atomic_add(waiters, 1)
     libc.wait_while(ended, seen, _LONGEST_SLEEP_US)
-    simd.atomic_add(ended + 8, -1)
+    simd.atomic_add(waiters, -1)
 
 
 @jit.inner
