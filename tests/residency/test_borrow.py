@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,22 @@ def test_beside_streamed_experts_all_but_towers_are_copied(tmp_path):
         assert weights.borrowed_bytes == sum(tensor.n_bytes for tensor in towers[1:])  # prefault leaves streamed ones on disk
         assert weights.copied_bytes == dense.n_bytes
         weights.close()
+
+
+def test_copies_ask_for_large_pages(model):
+    """VmFlags of their mapping: "hg", and not "sh", which would be shared memory and has rules of its own."""
+    weights = Weights(model, Residency(mmap=False))
+    address = weights.address(kept(model)[0])
+    flags = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(part, 16) for part in first.split("-"))
+        elif first == "VmFlags:" and start <= address < end:
+            flags = set(line.split()[1:])
+    assert "sh" not in flags
+    assert ("hg" in flags) == Path("/sys/kernel/mm/transparent_hugepage").exists()
+    weights.close()
 
 
 def test_a_file_that_shrank_is_named(model, monkeypatch):

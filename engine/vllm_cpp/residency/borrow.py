@@ -23,7 +23,7 @@ from vllm_cpp import log
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.model import GGUFModel, TensorInfo
-from vllm_cpp.residency.memory import available_bytes
+from vllm_cpp.residency.memory import available_bytes, take
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and how far it is, 0 to 1."""
@@ -71,7 +71,7 @@ class Weights:
         """Read the tensor from the file, not through the mapping, whose pages would then count as ours as well."""
         shard = self._model.shards[tensor.shard]
         try:
-            memory = mmap.mmap(-1, max(tensor.n_bytes, 1))
+            memory = take(tensor.n_bytes)
         except OSError as error:
             raise ModelLoadError(f"{shard.path}: no memory for tensor '{tensor.name}' ({tensor.n_bytes} bytes): {error}") from error
         with memoryview(memory) as whole:

@@ -8,7 +8,6 @@ with them: who reads a model through its `ExpandedWeights` finds float32 matrice
 from __future__ import annotations
 
 import copy
-import mmap
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,7 @@ from vllm_cpp.kernels.cpu.registry import decode_address
 from vllm_cpp.quants import ENCODINGS
 from vllm_cpp.residency.borrow import Weights
 from vllm_cpp.residency.device_fit import gib
-from vllm_cpp.residency.memory import available_bytes
+from vllm_cpp.residency.memory import available_bytes, take
 
 
 class ExpandedWeights(Weights):
@@ -54,7 +53,7 @@ class ExpandedWeights(Weights):
             decode = decode_address(source.encoding.name)
         except ModelLoadError as error:
             raise ModelLoadError(f"tensor '{source.name}': {error}") from None
-        memory = self._copies[source.name] = mmap.mmap(-1, n_bytes)
+        memory = self._copies[source.name] = take(n_bytes)
         self.copied_bytes += n_bytes
         to = int(np.frombuffer(memory, np.uint8).ctypes.data)
         decode_rows(decode, source.address, source.row_bytes, source.n_bytes // source.row_bytes, source.shape[-1], to)

@@ -7,7 +7,6 @@ its slices along. Must not know what a slice is for, nor who reads it in (`lanes
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
 import threading
@@ -22,6 +21,7 @@ from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.cpu import slots as kernel
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.residency.files import OpenFile
+from vllm_cpp.residency.memory import take
 from vllm_cpp.residency.statistics import Counters
 
 MAX_LAYERS = 4096  # records of routed layers, of all models that are open at one time
@@ -199,12 +199,9 @@ class SlotStore:
 
 def _arena(n_slots: int, cell_bytes: int) -> mmap.mmap:
     try:
-        arena = mmap.mmap(-1, n_slots * cell_bytes)
+        return take(n_slots * cell_bytes)
     except (OSError, OverflowError, ValueError) as error:
         raise ModelLoadError(
             f"expert streaming: no memory for {n_slots} slots of {cell_bytes} bytes ({n_slots * cell_bytes / 2**30:.2f} GiB): {error}; "
             "lower expert_stream.slots (VT_MOE_EXPERT_STREAM_SLOTS)"
         ) from error
-    with contextlib.suppress(OSError, ValueError):  # a kernel without huge pages: more page faults while the slots fill, that is all
-        arena.madvise(mmap.MADV_HUGEPAGE)
-    return arena
