@@ -46,6 +46,13 @@ def _default_batched_tokens(runner: Any, params: EngineParams) -> int:
     return DEFAULT_BATCHED_TOKENS_MOE if params.max_num_seqs <= _MANY_SEQS else DEFAULT_BATCHED_TOKENS_MOE_MANY_SEQS
 
 
+def _caches_prefixes(runner: Any, params: EngineParams) -> bool:
+    """Recurrent state cannot be cut back to where a shared prefix ends, so a model that has it computes every prompt from its start."""
+    if params.enable_prefix_caching and runner.has_state:
+        log.line("engine: enable_prefix_caching=True has no effect: this model has recurrent layers, whose state belongs to one sequence")
+    return params.enable_prefix_caching is not False and not runner.has_state
+
+
 class _Job:
     """What the step thread keeps for a request."""
 
@@ -76,7 +83,7 @@ class Engine:
             block_size=runner.block_size,
             max_num_seqs=params.max_num_seqs,
             max_num_batched_tokens=params.max_num_batched_tokens or _default_batched_tokens(runner, params),
-            enable_prefix_caching=params.enable_prefix_caching is not False,
+            enable_prefix_caching=_caches_prefixes(runner, params),
         )
         self._numbers = itertools.count(1)
         self._wake = threading.Condition()  # guards the three below

@@ -27,6 +27,7 @@ class FakeRunner:
     """Logits are a function of the tokens before, read back from the KV blocks."""
 
     is_moe = False
+    has_state = False
 
     def __init__(self, *, num_blocks: int = 64, block_size: int = 16, max_model_len: int = 512, eos_weight: float = 0.0) -> None:
         self.vocab_size = VOCAB_SIZE

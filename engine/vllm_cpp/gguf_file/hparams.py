@@ -62,7 +62,7 @@ class HyperParameters:
     num_leading_dense_layers: int
 
 
-class _Keys:
+class Keys:
     """The architecture's keys, with range checks that name the key."""
 
     def __init__(self, model: GGUFModel) -> None:
@@ -93,13 +93,28 @@ class _Keys:
             self.refuse(key, f"holds {values.min()} to {values.max()}, expected {least} to {most}")
         return tuple(values.tolist())
 
+    def boolean(self, key: str, default: Any = REQUIRED) -> Any:
+        return self.kv.get_bool(self.prefix + key, default)
+
+    def string(self, key: str, default: Any = REQUIRED) -> Any:
+        return self.kv.get_str(self.prefix + key, default)
+
+    def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """An array of one bool a layer; None where the key is missing."""
+        if self.prefix + key not in self.kv:
+            return None
+        values = self.kv.get_array(self.prefix + key, "bool")
+        if len(values) != layers:
+            self.refuse(key, f"has {len(values)} elements, but block_count is {layers}")
+        return tuple(bool(value) for value in values)
+
     def refuse(self, key: str, text: str) -> None:
         raise self.kv.error(self.prefix + key, text)
 
 
 def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
     """Everything the attention families need, or a ModelLoadError that names the key."""
-    keys = _Keys(model)
+    keys = Keys(model)
     layers, nextn = _layers(keys)
     embedding = keys.integer("embedding_length", least=1)
     heads = keys.per_layer("attention.head_count", layers, least=1)
@@ -120,7 +135,7 @@ def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
         num_kv_heads=kv_heads,
         key_length=key_length,
         value_length=_head_length(keys, "attention.value_length", embedding, heads[0]),
-        rms_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
+        rms_epsilon=_epsilon(keys),
         rope=_rope(keys, key_length, context),
         num_experts=num_experts,
         top_k=_top_k(keys, layers, num_experts),
@@ -138,11 +153,11 @@ def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
 
 def read_num_layers(model: GGUFModel) -> int:
     """How many layers run, of a file of any architecture; refused in the same words."""
-    layers, nextn = _layers(_Keys(model))
+    layers, nextn = _layers(Keys(model))
     return layers - nextn
 
 
-def _layers(keys: _Keys) -> tuple[int, int]:
+def _layers(keys: Keys) -> tuple[int, int]:
     """Layers the file has, and how many of them, the last ones, only predict further tokens."""
     layers = keys.integer("block_count", least=1, most=MAX_LAYERS)
     nextn = keys.integer("nextn_predict_layers", 0)
@@ -151,18 +166,26 @@ def _layers(keys: _Keys) -> tuple[int, int]:
     return layers, nextn
 
 
-def _kv_heads(keys: _Keys, layers: int, heads: tuple[int, ...]) -> tuple[int, ...]:
+def _kv_heads(keys: Keys, layers: int, heads: tuple[int, ...]) -> tuple[int, ...]:
     key = "attention.head_count_kv"
     if keys.prefix + key not in keys.kv:
         return heads
-    kv_heads = keys.per_layer(key, layers, least=1)
+    kv_heads = keys.per_layer(key, layers)  # 0: a layer without attention
     for il, (q, kv) in enumerate(zip(heads, kv_heads, strict=True)):
-        if q % kv:
+        if kv and q % kv:
             keys.refuse(key, f"is {kv} in layer {il}, which does not divide attention.head_count, {q}")
     return kv_heads
 
 
-def _head_length(keys: _Keys, key: str, embedding: int, heads: int) -> int:
+def _epsilon(keys: Keys) -> float:
+    """Of norms by the root mean square; a file that has none may have the other norm's only."""
+    other = "attention.layer_norm_epsilon"
+    if keys.prefix + other in keys.kv and keys.prefix + "attention.layer_norm_rms_epsilon" not in keys.kv:
+        return keys.number(other)
+    return keys.number("attention.layer_norm_rms_epsilon")
+
+
+def _head_length(keys: Keys, key: str, embedding: int, heads: int) -> int:
     length = keys.integer(key, None, least=1)
     if length is not None:
         return length
@@ -171,7 +194,7 @@ def _head_length(keys: _Keys, key: str, embedding: int, heads: int) -> int:
     return embedding // heads
 
 
-def _rope(keys: _Keys, key_length: int, context: int) -> Rope:
+def _rope(keys: Keys, key_length: int, context: int) -> Rope:
     turning = keys.integer("rope.dimension_count", key_length, least=1)
     if turning > key_length or turning % 2:
         keys.refuse("rope.dimension_count", f"is {turning}, expected an even number up to the head's length, {key_length}")
@@ -191,17 +214,17 @@ def _rope(keys: _Keys, key_length: int, context: int) -> Rope:
     )
 
 
-def _top_k(keys: _Keys, layers: int, num_experts: int) -> tuple[int, ...]:
+def _top_k(keys: Keys, layers: int, num_experts: int) -> tuple[int, ...]:
     key = "expert_used_count"
     top_k = keys.per_layer(key, layers, 0)
     if max(top_k) > num_experts:
         keys.refuse(key, f"is {max(top_k)}, but expert_count is {num_experts}")
-    if num_experts and min(top_k) < 1:
-        keys.refuse(key, f"is {min(top_k)}, expected 1 to expert_count, {num_experts}")
+    if num_experts and max(top_k) < 1:
+        keys.refuse(key, f"is {max(top_k)}, expected 1 to expert_count, {num_experts}")
     return top_k
 
 
-def _groups(keys: _Keys, num_experts: int) -> tuple[int, int]:
+def _groups(keys: Keys, num_experts: int) -> tuple[int, int]:
     groups = keys.integer("expert_group_count", 0, most=max(num_experts, 1))
     used = keys.integer("expert_group_used_count", 0)
     if groups > 1 and (num_experts % groups or not 1 <= used <= groups):

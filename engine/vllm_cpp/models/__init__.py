@@ -40,8 +40,11 @@ def load(
     family = find(model.architecture)
     hp = read_hyper_parameters(model)
     kv_dtype = "f32" if residency.reference else params.kv_cache_dtype
-    layouts = [KvLayout(hp.num_kv_heads[il], hp.key_length, params.block_size, kv_dtype) for il in range(hp.num_layers)]
-    num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts))
+    layouts = [
+        KvLayout(shape.n_kv_heads, shape.key_length, params.block_size, kv_dtype, shape.value_length) if shape else None
+        for shape in family.kv_shapes(model, hp)
+    ]
+    num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts if layout))
     blocks_a_sequence = -(-max_model_len // params.block_size)
     step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs), params.max_num_seqs, blocks_a_sequence)
     with contextlib.ExitStack() as undo:
@@ -60,6 +63,7 @@ def load(
             step,
             num_threads=params.num_threads,
             vocab_size=hp.vocab_size,
+            block_size=params.block_size,
             kv_layouts=layouts,
             num_kv_blocks=num_blocks,
             stream=stream,
@@ -80,7 +84,7 @@ def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple
     """
     num_blocks, kv_bytes = params.num_blocks, params.kv_cache_memory_bytes
     if kv_bytes is not None:
-        paid = kv_bytes // block_bytes
+        paid = kv_bytes // max(block_bytes, 1)
         if paid == 0:
             raise InvalidArgumentError(
                 f"kv_cache_memory_bytes is {kv_bytes}, but one KV block of {params.block_size} tokens takes {block_bytes} bytes here"

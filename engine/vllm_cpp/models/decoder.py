@@ -13,6 +13,8 @@ from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.hparams import HyperParameters
 from vllm_cpp.kernels.cpu import rope, router
 from vllm_cpp.models.builder import Builder, Rows, Weight
+from vllm_cpp.models.operations import attention as attention_ops
+from vllm_cpp.models.operations import experts as expert_ops
 
 PER_HEAD, WHOLE_ROW = "per head", "whole row"
 
@@ -41,7 +43,6 @@ def describe(b: Builder, hp: HyperParameters, traits: Traits) -> None:
     table = b.weight("token_embd.weight", hp.vocab_size, hp.embedding_length)
     b.embed(table, x)
     turn = rope_of(b, hp)
-    b.attention_plan(hp.num_heads[0], hp.num_kv_heads[0], hp.key_length)
     last = hp.num_layers - 1
     for il in range(hp.num_layers):
         h = b.rows("h", hp.embedding_length, tokens)
@@ -113,7 +114,7 @@ def rope_of(b: Builder, hp: HyperParameters) -> Turn:
         hp.rope.dimension_count, hp.rope.freq_base, scaling=hp.rope.scaling, factor=hp.rope.factor,
         original_context=hp.rope.original_context_length, attn_factor=hp.rope.attn_factor, divisors=factors,
     )  # fmt: skip
-    return Turn(b.rope_table(frequencies, magnitude), half)
+    return Turn(attention_ops.rope_table(b, frequencies, magnitude), half)
 
 
 def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: Turn) -> Rows:
@@ -130,11 +131,11 @@ def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows,
     elif traits.qk_norm == WHOLE_ROW:
         b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
         b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
-    b.rope_and_store(
-        il, q, k, v, layout=traits.rope_layout, table=turn.table, half=turn.half, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon
+    attention_ops.rope_and_store(
+        b, il, q, k, v, layout=traits.rope_layout, table=turn.table, half=turn.half, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon
     )
     mixed = b.rows("attention", q.width, tokens)
-    b.attention(il, q, mixed, d**-0.5)
+    attention_ops.attention(b, il, q, mixed, d**-0.5)
     return mixed
 
 
@@ -195,11 +196,11 @@ def experts(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x
         raise ModelLoadError(f"the experts' width of layer {il} is missing (expert_feed_forward_length or feed_forward_length)")
     logits = b.rows("router logits", e, h.count)
     b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", e, n), h, logits)
-    routes = b.route(logits, hp.top_k[il], scores=router.SOFTMAX, bias=0, normalize=traits.normalize_experts, scale=1.0)
+    routes = expert_ops.route(b, logits, hp.top_k[il], scores=router.SOFTMAX, bias=0, normalize=traits.normalize_experts, scale=1.0)
     gate, up = (b.tower(f"blk.{il}.ffn_{part}_exps.weight", e, width, n) for part in ("gate", "up"))
     down = b.tower(f"blk.{il}.ffn_down_exps.weight", e, n, width)
     if not traits.gated_shared_expert:
-        b.experts(routes, h, gate, up, down, x)
+        expert_ops.experts(b, routes, h, gate, up, down, x)
         return
     y, g = b.rows("shared expert", n, h.count), b.rows("shared expert gate", 1, h.count)
 
@@ -207,7 +208,7 @@ def experts(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x
         dense(b, il, h, x, hp.shared_expert_feed_forward_length or hp.feed_forward_length[il], suffix="_shexp", out=y)
         b.matmul(b.weight(f"blk.{il}.ffn_gate_inp_shexp.weight", 1, n), h, g)
 
-    b.experts(routes, h, gate, up, down, x, meanwhile=shared_expert)
+    expert_ops.experts(b, routes, h, gate, up, down, x, meanwhile=shared_expert)
     b.gated_add(x, y, g)
 
 

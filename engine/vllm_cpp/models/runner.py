@@ -25,9 +25,10 @@ class Runner:
     def __init__(self, builder: Builder, weights: Weights, *, max_model_len: int, is_moe: bool):
         self.vocab_size = builder.logits.shape[1]
         self.max_model_len = max_model_len
-        self.block_size = builder.kv_layouts[0].block_size
+        self.block_size = builder.block_size
         self.num_blocks = builder.num_kv_blocks
         self.is_moe = is_moe
+        self.has_state = builder.has_state
         self.program = builder.program
         self._builder = builder  # keeps every buffer alive
         self._weights = weights
@@ -57,6 +58,8 @@ class Runner:
                 step.positions[here] = np.arange(start, start + take)
                 step.seqs[here] = seqs
                 step.block_tables[seqs, : len(chunk.block_ids)] = chunk.block_ids
+                step.run_starts[seqs : seqs + 2] = tokens, tokens + take
+                step.state_ids[seqs] = chunk.state_id
                 tokens, first, seqs = tokens + take, first + take, seqs + 1
             if chunk.sample:
                 step.sampled[sampled] = tokens - 1

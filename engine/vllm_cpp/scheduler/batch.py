@@ -16,12 +16,14 @@ class Chunk:
 
     `start` is the position of the first token. `block_ids` are the KV blocks of the sequence, enough for `start + len(token_ids)` tokens;
     the list is the sequence's own, so it is good until the runner returns. `sample` says that the logits of the last token are wanted.
+    `state_id`, below max_num_seqs, is the sequence's alone while it runs: recurrent layers keep what they know of it there.
     """
 
     token_ids: list[int]
     start: int
     block_ids: list[int]
     sample: bool
+    state_id: int = 0
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ class Scheduler:
         self.enable_prefix_caching = enable_prefix_caching
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._state_ids = list(range(max_num_seqs - 1, -1, -1))  # a stack of the free ones
         self.num_preemptions = 0
         self.num_prefix_queried_tokens = 0
         self.num_prefix_hit_tokens = 0
@@ -55,6 +56,7 @@ class Scheduler:
         """The sequence ends, running or waiting, and gives its blocks back; one that was refused has ended already."""
         if sequence.place is Place.RUNNING:
             self.running.remove(sequence)
+            self._state_ids.append(sequence.state_id)
             self.pool.release(sequence.forget_blocks())
         elif sequence.place is Place.WAITING:
             self.waiting.remove(sequence)
@@ -92,7 +94,7 @@ class Scheduler:
     def _choose(self, sequence: Sequence, count: int, batch: Batch) -> int:
         start = sequence.num_computed
         end = start + count
-        batch.chunks.append(Chunk(sequence.tokens[start:end], start, sequence.block_ids, sample=end == len(sequence.tokens)))
+        batch.chunks.append(Chunk(sequence.tokens[start:end], start, sequence.block_ids, end == len(sequence.tokens), sequence.state_id))
         batch.sequences.append(sequence)
         return count
 
@@ -145,6 +147,7 @@ class Scheduler:
                 continue
             self.waiting.popleft()
             self.running.append(sequence)
+            sequence.state_id = self._state_ids.pop()
             sequence.place = Place.RUNNING
             self.pool.share(found)
             sequence.block_ids = found + self.pool.take(self._blocks_for(num_cached + count) - len(found))

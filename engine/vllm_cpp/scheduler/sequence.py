@@ -23,7 +23,7 @@ class Sequence:
     `owner` is whoever asked; it is carried, never looked at.
     """
 
-    __slots__ = ("block_ids", "block_keys", "num_cached", "num_computed", "num_registered", "owner", "place", "tokens")
+    __slots__ = ("block_ids", "block_keys", "num_cached", "num_computed", "num_registered", "owner", "place", "state_id", "tokens")
 
     def __init__(self, prompt: list[int], owner: Any = None) -> None:
         self.tokens = list(prompt)
@@ -32,6 +32,7 @@ class Sequence:
         self.num_computed = 0
         self.num_cached: int | None = None  # tokens taken from the prefix cache when it was first admitted; None before that
         self.num_registered = 0  # leading blocks that were offered to the prefix cache
+        self.state_id = -1  # while it runs: where recurrent layers keep what they know of it
         self.block_ids: list[int] = []
         self.block_keys: list[bytes] = []  # of the leading full blocks, made on demand; they survive a preemption
 

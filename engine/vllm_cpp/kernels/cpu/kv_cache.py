@@ -33,6 +33,7 @@ class KvLayout:
     head_dim: int
     block_size: int
     dtype: str = "f16"
+    value_length: int = 0  # 0: as long as a key
 
     def __post_init__(self) -> None:
         if self.block_size <= 0 or self.block_size % LANES:
