@@ -128,7 +128,6 @@ EXPERTS = {"x__expert_count": 8, "x__expert_used_count": 2}
         ({"x__attention__head_count": [6, -6, 6]}, r"'x\.attention\.head_count' at byte \d+: holds -6 to 6"),
         ({"x__attention__head_count": [6.0, 6.0, 6.0]}, r"'x\.attention\.head_count' at byte \d+: is array of f32"),
         ({"x__attention__head_count_kv": 4}, r"'x\.attention\.head_count_kv' at byte \d+: is 4 in layer 0, which does not divide"),
-        ({"x__attention__head_count_kv": 0}, r"'x\.attention\.head_count_kv' at byte \d+: is 0"),
         ({"x__attention__head_count_kv": [6, 6, 12]}, r"is 12 in layer 2, which does not divide"),
         ({"x__attention__key_length": 0}, r"'x\.attention\.key_length' at byte \d+: is 0"),
         ({"x__attention__layer_norm_rms_epsilon": 0.0}, r"'x\.attention\.layer_norm_rms_epsilon' at byte \d+: is 0\.0"),

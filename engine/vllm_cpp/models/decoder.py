@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.hparams import HyperParameters
@@ -29,40 +30,101 @@ class Traits:
     ffn_bias: bool = False  # ffn_{gate,up,down}.bias are honoured
     head_bias: bool = False  # output.bias is honoured
     tied_head: bool = True  # output.weight may be missing: the embedding is the head
+    ffn_norm: str = "ffn_norm"  # the norm before the feed-forward part
+    output_norm: str = "output_norm"  # the last norm
+    embedding_scale: float = 1.0  # embeddings are multiplied by it
+    residual_scale: float = 1.0  # so is what each part adds to the residual stream
+    logit_divisor: float = 1.0  # logits are divided by it
     normalize_experts: bool = True  # chosen experts' weights are divided by their sum
     expert_width: Callable[[HyperParameters, int], int] | None = None  # hidden units of an expert; None: feed_forward_length
     gated_shared_expert: bool = False
 
 
-def describe(b: Builder, hp: HyperParameters, traits: Traits) -> None:
-    """Embedding, layers, head: the frame that all attention families share (FAMILIES: Frame)."""
-    _check(hp)
-    _check_widths(b, hp)
-    tokens, sampled = b.count("tokens"), b.count("sampled")
-    x = b.rows("x", hp.embedding_length, tokens)
-    table = b.weight("token_embd.weight", hp.vocab_size, hp.embedding_length)
-    b.embed(table, x)
-    turn = rope_of(b, hp)
-    last = hp.num_layers - 1
+class Mixed(NamedTuple):
+    """What a mixer (attention, a recurrent layer) made of the tokens: rows, and the name of the matrix (and of its bias and scale) that
+    brings them back to the residual stream, as "attn_output"."""
+
+    rows: Rows
+    output: str
+
+
+# mixer(il, h): what the tokens tell each other. feed(il, h, x): x += what each token makes of itself.
+Mixer = Callable[[int, Rows], Mixed]
+Feed = Callable[[int, Rows, Rows], None]
+
+
+def describe(b: Builder, hp: HyperParameters, traits: Traits, *, mixer: Mixer | None = None, feed: Feed | None = None) -> None:
+    """Embedding, layers, head: the frame that most families share (FAMILIES: Frame). Without `mixer` every layer has the same attention,
+    and without `feed` experts where the model has any."""
+    if mixer is None:
+        _check(hp)
+        _check_widths(b, hp)
+    x = embedding(b, hp, traits)
+    if mixer is None:
+        turn = rope_of(b, hp)
+
+        def mixer(il: int, h: Rows) -> Mixed:
+            return Mixed(attention(b, hp, traits, il, h, turn), "attn_output")
+
+    if feed is None:
+
+        def feed(il: int, h: Rows, x: Rows) -> None:
+            feed_forward(b, hp, traits, il, h, x)
+
     for il in range(hp.num_layers):
-        h = b.rows("h", hp.embedding_length, tokens)
-        b.rmsnorm(x, b.vector(f"blk.{il}.attn_norm.weight", hp.embedding_length), hp.rms_epsilon, h, f"attn_norm of layer {il}")
-        mixed = attention(b, hp, traits, il, h, turn)
-        if il == last:
+        h = norm(b, hp, f"blk.{il}.attn_norm", x)
+        mixed = mixer(il, h)
+        if il == hp.num_layers - 1:
             # From here on only the rows whose logits are wanted matter.
-            mixed, x = _only_sampled(b, mixed, "attention sampled", sampled), _only_sampled(b, x, "x sampled", sampled)
-            h = b.rows("h", hp.embedding_length, sampled)
-        b.matmul(
-            b.weight(f"blk.{il}.attn_output.weight", hp.embedding_length, mixed.width), mixed, x, accumulate=True,
-            bias=b.maybe_vector(f"blk.{il}.attn_output.bias", hp.embedding_length) if traits.output_bias else 0,
-            scale=b.maybe_vector(f"blk.{il}.attn_output.scale", 1),
-        )  # fmt: skip
-        b.rmsnorm(x, b.vector(f"blk.{il}.ffn_norm.weight", hp.embedding_length), hp.rms_epsilon, h, f"ffn_norm of layer {il}")
-        if hp.num_experts:
-            experts(b, hp, traits, il, h, x)
+            mixed, x = Mixed(only_sampled(b, mixed.rows), mixed.output), only_sampled(b, x)
+        add_projected(b, traits, il, mixed, x)
+        h = norm(b, hp, f"blk.{il}.{traits.ffn_norm}", x)
+        if traits.residual_scale == 1:
+            feed(il, h, x)
         else:
-            dense(b, il, h, x, hp.feed_forward_length[il], bias=traits.ffn_bias)
-    head(b, hp, traits, table, x, sampled)
+            y = b.rows("feed-forward out", x.width, x.count)
+            b.clear(y)
+            feed(il, h, y)
+            b.add(x, y, traits.residual_scale)
+    head(b, hp, traits, x)
+
+
+def embedding(b: Builder, hp: HyperParameters, traits: Traits) -> Rows:
+    """The residual stream as it begins: the tokens' embeddings."""
+    table = b.weight("token_embd.weight", hp.vocab_size, hp.embedding_length)
+    x = b.rows("x", hp.embedding_length, b.count("tokens"))
+    b.embed(table, x)
+    if traits.embedding_scale != 1:
+        b.scale(x, traits.embedding_scale)
+    return x
+
+
+def norm(b: Builder, hp: HyperParameters, name: str, x: Rows, out: str = "h") -> Rows:
+    """rmsnorm of x by the vector of that name, in the buffer `out`."""
+    h = b.rows(out, x.width, x.count)
+    b.rmsnorm(x, b.vector(f"{name}.weight", x.width), hp.rms_epsilon, h, name)
+    return h
+
+
+def add_projected(b: Builder, traits: Traits, il: int, mixed: Mixed, x: Rows) -> None:
+    """x += residual_scale * (output matrix · what the mixer made)."""
+    name = f"blk.{il}.{mixed.output}"
+    weight = b.weight(f"{name}.weight", x.width, mixed.rows.width)
+    bias, scale = b.maybe_vector(f"{name}.bias", x.width) if traits.output_bias else 0, b.maybe_vector(f"{name}.scale", 1)
+    if traits.residual_scale == 1:
+        b.matmul(weight, mixed.rows, x, accumulate=True, bias=bias, scale=scale)
+        return
+    y = b.rows("mixer out", x.width, x.count)
+    b.matmul(weight, mixed.rows, y, bias=bias, scale=scale)
+    b.add(x, y, traits.residual_scale)
+
+
+def feed_forward(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x: Rows) -> None:
+    """x += experts, or a dense part where the layer has none."""
+    if hp.num_experts and il >= hp.num_leading_dense_layers:
+        experts(b, hp, traits, il, h, x)
+    else:
+        dense(b, il, h, x, hp.feed_forward_length[il], bias=traits.ffn_bias)
 
 
 def _check(hp: HyperParameters) -> None:
@@ -86,8 +148,9 @@ def _check_widths(b: Builder, hp: HyperParameters) -> None:
         b.model.need("blk.0.attn_k.weight", (kv, n))
 
 
-def _only_sampled(b: Builder, x: Rows, name: str, sampled: int) -> Rows:
-    out = b.rows(name, x.width, sampled)
+def only_sampled(b: Builder, x: Rows) -> Rows:
+    """The rows of x whose logits are wanted, in a buffer of their own."""
+    out = b.rows(f"{x.name} sampled", x.width, b.count("sampled"))
     b.gather_sampled(x, out)
     return out
 
@@ -218,11 +281,12 @@ def expert_width_or_share(hp: HyperParameters, il: int) -> int:
 
 
 # -- head
-def head(b: Builder, hp: HyperParameters, traits: Traits, table: Weight, x: Rows, sampled: int) -> None:
-    """logits = head · rmsnorm(x, output_norm) for the sampled rows."""
-    h = b.rows("h", hp.embedding_length, sampled)
-    b.rmsnorm(x, b.vector("output_norm.weight", hp.embedding_length), hp.rms_epsilon, h, "output_norm")
-    if "output.weight" in b.model.tensors or not traits.tied_head:
-        table = b.weight("output.weight", hp.vocab_size, hp.embedding_length)
+def head(b: Builder, hp: HyperParameters, traits: Traits, x: Rows) -> None:
+    """logits = head · rmsnorm(x, output_norm) / logit_divisor, of the sampled rows."""
+    h = norm(b, hp, traits.output_norm, x)
+    if traits.logit_divisor != 1:
+        b.scale(h, 1 / traits.logit_divisor)
+    own = "output.weight" in b.model.tensors or not traits.tied_head
+    table = b.weight("output.weight" if own else "token_embd.weight", hp.vocab_size, hp.embedding_length)
     bias = b.maybe_vector("output.bias", hp.vocab_size) if traits.head_bias else 0
     b.head(table, h, bias=bias, scale=b.maybe_vector("output.scale", 1))
