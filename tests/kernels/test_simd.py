@@ -220,6 +220,28 @@ def test_exp_is_close_and_the_same_for_one_number_as_for_many():
     np.testing.assert_array_equal(many[~inside], expected[~inside])
 
 
+def test_softplus_is_close_and_the_same_for_one_number_as_for_many():
+    x = np.concatenate([np.linspace(-100, 30, 1 << 16), np.linspace(-1, 1, 1 << 16), [np.nan, np.inf, -np.inf, 0, -0.0, 1e30, -80, 20] * 2])
+    x = x.astype(np.float32)
+    many, single = np.zeros_like(x), np.zeros_like(x)
+
+    @njit
+    def answers(x, many, single, n):
+        for i in range(0, n, 16):
+            store(many + 4 * i, simd.softplus(load(f32x16, x + 4 * i)))
+        for i in range(n):
+            store(single + 4 * i, simd.softplus(load(f32, x + 4 * i)))
+
+    answers(at(x), at(many), at(single), len(x))
+    np.testing.assert_array_equal(many.view(np.uint32), single.view(np.uint32))
+    with np.errstate(invalid="ignore"):
+        exact = np.logaddexp(0, x.astype(np.float64))
+    expected = exact.astype(np.float32)
+    inside = np.isfinite(expected)
+    assert (np.abs(many[inside] - exact[inside]) <= 2 * np.spacing(expected[inside])).all()
+    np.testing.assert_array_equal(many[~inside], expected[~inside])
+
+
 def test_shuffles_tables_and_masks():
     x = RNG.integers(0, 256, 64).astype(np.uint8)
     table = RNG.integers(-128, 128, 16).astype(np.int8)

@@ -483,6 +483,24 @@ def exp(x: Value) -> Value:
     return (p * _power_of_two(first)) * _power_of_two(whole - first)
 
 
+@unrolled
+def softplus(x: Value) -> Value:
+    """log(1 + e**x) for f32, scalar or vector with the same bits: error below 2 ulp, x itself where it is large, NaN stays."""
+    kind = x.type
+    u = exp(-absolute(x))  # never above 1
+    # log(1 + u) = log2 + log(1 + z) with 1 + u = 2 (1 + z), where that brings it nearer to 1
+    halved = u > 0.41421356
+    z = select(halved, (u - 1.0) * 0.5, u)
+    p = constant(kind, 7.0376836292e-2)
+    for coefficient in (-1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
+                        -2.4999993993e-1, 3.3333331174e-1):  # fmt: skip
+        p = fma(p, z, coefficient)
+    square = z * z
+    rest = fma(square, -0.5, p * (square * z))
+    log = select(halved, (rest - 2.12194440e-4 + z) + 0.693359375, rest + z)
+    return maximum(x, constant(kind, 0.0)) + log
+
+
 def _power_of_two(n: Value) -> Value:
     return reinterpret(with_element(n.type, f32), (n + 127) << 23)
 
