@@ -117,6 +117,15 @@ class TinyModel:
         """Floats around a mean: norms around 1, biases around 0."""
         self.floats(name, mean + std * self._rng(name).standard_normal(shape))
 
+    def uniform(self, name: str, *shape: int, low: float, high: float) -> None:
+        """Floats between two bounds: decays, time steps."""
+        self.floats(name, self._rng(name).uniform(low, high, shape))
+
+    def choices(self, name: str, rows: int, of: int, n: int) -> None:
+        """Rows of n different integers below `of` (I32)."""
+        picked = self._rng(name).random((rows, of)).argsort(1)[:, :n]
+        self._put(name, picked.shape, "I32", picked.astype("<i4"))
+
     def floats(self, name: str, array: np.ndarray) -> None:
         self._put(name, array.shape, "F32", array.astype("<f4"))
 
