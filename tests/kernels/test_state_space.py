@@ -23,7 +23,7 @@ class Sequences:
         self.x, self.z = (rng.standard_normal((n, n_heads, head_dim)).astype(np.float32) for _ in range(2))
         self.b, self.c = (rng.standard_normal((n, n_groups, n_state)).astype(np.float32) for _ in range(2))
         self.dt = (3 * rng.standard_normal((n, n_heads))).astype(np.float32)
-        self.dt_bias, self.d = (rng.standard_normal(n_heads).astype(np.float32) for _ in range(2))
+        self.d = rng.standard_normal(n_heads).astype(np.float32)
         self.a = -rng.uniform(0.05, 1, (n_heads, n_state) if channels else n_heads).astype(np.float32)
         values = state_space.state_values(1, n_heads, n_state) if channels else state_space.state_values(n_heads, head_dim, n_state)
         self.states = np.full((PLACES, -(-values // 16) * 16), np.nan, np.float32)  # what stands there at first must not matter
@@ -57,7 +57,7 @@ class Sequences:
             positions=address(positions),
             **{name: address(values) for name, values in inputs.items()},
             **{f"{name}_stride": values.strides[0] for name, values in inputs.items()},
-            dt_bias=address(self.dt_bias), a=address(a), d=address(self.d), n_heads=n_heads, head_dim=head_dim, n_groups=n_groups,
+            a=address(a), d=address(self.d), n_heads=n_heads, head_dim=head_dim, n_groups=n_groups,
             n_state=n_state, state=address(self.states), state_stride=self.states.strides[0], out=address(out), out_stride=out.strides[0],
         )  # fmt: skip
         run([state_space.scan_channels if self.channels else state_space.scan_heads], record, nth)
@@ -67,7 +67,7 @@ class Sequences:
     def expected(self, seq):
         rows = self.rows(seq, 0, self.lengths[seq])
         x, b, c, z = (getattr(self, name)[rows].astype(np.float64) for name in ("x", "b", "c", "z"))
-        dt = self.dt[rows].astype(np.float64) + self.dt_bias
+        dt = self.dt[rows].astype(np.float64)
         n_heads, head_dim, _, n_state = self.shape
         if self.channels:
             out, _ = naive.mamba(x[:, :, 0], b[:, 0], c[:, 0], dt, z[:, :, 0], self.a, self.d, np.zeros((n_heads, n_state)))

@@ -15,7 +15,7 @@ def softplus(v):
 
 
 def mamba2(x, b, c, dt, z, a, d, state):
-    """x, z [tokens, heads, p], b, c [tokens, groups, N], dt [tokens, heads] (bias added), a, d [heads], state [heads, p, N]: the outputs
+    """x, z [tokens, heads, p], b, c [tokens, groups, N], dt [tokens, heads], a, d [heads], state [heads, p, N]: the outputs
     and the state behind them."""
     share = x.shape[1] // b.shape[1]
     outputs, state = [], np.array(state, np.float64)

@@ -26,15 +26,15 @@ SCAN_FIELDS = (
     "run_starts", "state_ids", "positions",  # i32: row of each run's first token and of the end, place of its state, position of each row
     "x", "x_stride",  # f32[n_tokens, n_heads, head_dim]; bytes between two tokens
     "b", "b_stride", "c", "c_stride",  # f32[n_tokens, n_groups, n_state]: what the state takes in, and what is read from it
-    "dt", "dt_stride", "dt_bias",  # f32[n_tokens, n_heads], f32[n_heads]: their sum's softplus is the length of the step
+    "dt", "dt_stride",  # f32[n_tokens, n_heads]: softplus of it is the length of the step
     "z", "z_stride",  # f32[n_tokens, n_heads, head_dim]: the output is multiplied by silu of it
     "a",  # f32[n_heads], or lane by lane f32[n_channels / 16, n_state, 16]: the state's growth, below 0
     "d",  # f32[n_heads]: how much of x is added to the output
     "n_heads", "head_dim", "n_groups", "n_state",
     "state", "state_stride",  # f32[max sequences, state_values(...)]; bytes between two
-    "out", "out_stride",  # f32[n_tokens, n_heads, head_dim]; bytes between two tokens
+    "out", "out_stride",  # f32[n_tokens, n_heads, head_dim]; bytes between two tokens; may be z
 )  # fmt: skip
-(_N_RUNS, _RUN_STARTS, _STATE_IDS, _POSITIONS, _X, _X_STRIDE, _B, _B_STRIDE, _C, _C_STRIDE, _DT, _DT_STRIDE, _DT_BIAS, _Z, _Z_STRIDE,
+(_N_RUNS, _RUN_STARTS, _STATE_IDS, _POSITIONS, _X, _X_STRIDE, _B, _B_STRIDE, _C, _C_STRIDE, _DT, _DT_STRIDE, _Z, _Z_STRIDE,
  _A, _D, _N_HEADS, _HEAD_DIM, _N_GROUPS, _N_STATE, _STATE, _STATE_STRIDE, _OUT, _OUT_STRIDE) = range(len(SCAN_FIELDS))  # fmt: skip
 
 GROUP_NORM_FIELDS = (
@@ -98,9 +98,8 @@ def _clear(at, vectors):  # type: ignore[no-untyped-def]
 
 @jit.inner
 def _step_of(args, t, head):  # type: ignore[no-untyped-def]
-    """softplus(dt + bias) of one head."""
-    dt = simd.load(f32, field(args, _DT) + t * field(args, _DT_STRIDE) + 4 * head)
-    return simd.softplus(dt + simd.load(f32, field(args, _DT_BIAS) + 4 * head))
+    """The length of one head's step."""
+    return simd.softplus(simd.load(f32, field(args, _DT) + t * field(args, _DT_STRIDE) + 4 * head))
 
 
 @jit.inner
@@ -165,7 +164,7 @@ def _scan_narrow(args, head, column, begin, end, state):  # type: ignore[no-unty
 
 @jit.op
 def scan_heads(args, tid, nth):  # type: ignore[no-untyped-def]
-    """Mamba-2, head by head: S = exp(step * a) S + (step * x) ⊗ b; out = (S c + d x) * silu(z), with step = softplus(dt + dt_bias)."""
+    """Mamba-2, head by head: S = exp(step * a) S + (step * x) ⊗ b; out = (S c + d x) * silu(z), with step = softplus(dt)."""
     starts, n_runs = field(args, _RUN_STARTS), field(field(args, _N_RUNS), 0)
     n_heads, head_dim, n_state = field(args, _N_HEADS), field(args, _HEAD_DIM), field(args, _N_STATE)
     n_tokens = index(starts, n_runs)
@@ -195,9 +194,9 @@ def _scan_channels(args, channel, begin, end, state):  # type: ignore[no-untyped
     n_state, width, spare = field(args, _N_STATE), field(args, _N_HEADS) - channel, _spare()
     simd.store(spare, simd.zero(f32x16))
     a = field(args, _A) + 4 * channel * n_state
-    d, bias = _load_first(field(args, _D) + 4 * channel, width, spare), _load_first(field(args, _DT_BIAS) + 4 * channel, width, spare)
+    d = _load_first(field(args, _D) + 4 * channel, width, spare)
     for t in range(begin, end):
-        step = simd.softplus(_load_first(field(args, _DT) + t * field(args, _DT_STRIDE) + 4 * channel, width, spare) + bias)
+        step = simd.softplus(_load_first(field(args, _DT) + t * field(args, _DT_STRIDE) + 4 * channel, width, spare))
         x = _load_first(field(args, _X) + t * field(args, _X_STRIDE) + 4 * channel, width, spare)
         taken_in, y = x * step, simd.zero(f32x16)
         b, c = field(args, _B) + t * field(args, _B_STRIDE), field(args, _C) + t * field(args, _C_STRIDE)
