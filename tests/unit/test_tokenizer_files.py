@@ -38,7 +38,7 @@ SPM = sentence_piece_keys({"a": -1.0})
     ("keys", "message"),
     [
         (without(BPE, "model"), "'tokenizer.ggml.model'.*missing"),
-        (BPE | {"model": "bert"}, "is 'bert'; supported are 'gpt2' .* and 'llama'"),
+        (BPE | {"model": "rwkv"}, "is 'rwkv'; supported are 'gpt2' .*'llama' .*'bert' .*'t5'"),
         (BPE | {"pre": "yawn"}, "'tokenizer.ggml.pre'.* is 'yawn', which is not among the supported: .*llama-bpe, .*qwen2"),
         (without(BPE, "tokens"), "'tokenizer.ggml.tokens'.*missing"),
         (BPE | {"tokens": value([1, 2])}, "is array of i32 .*expected an array of str"),

@@ -19,7 +19,9 @@ from vllm_cpp.tokenizer.config_file import TokenizerConfig
 from vllm_cpp.tokenizer.decoding import IncrementalDecoder, TokenBytes
 from vllm_cpp.tokenizer.sentence_piece import SentencePieceEncoder
 from vllm_cpp.tokenizer.special_tokens import SpecialTokens
-from vllm_cpp.tokenizer.vocabulary import BYTE_PAIR, Vocabulary, read_vocabulary
+from vllm_cpp.tokenizer.unigram import UnigramEncoder
+from vllm_cpp.tokenizer.vocabulary import BYTE_PAIR, SENTENCE_PIECE, WORD_PIECE, Vocabulary, read_vocabulary
+from vllm_cpp.tokenizer.word_piece import WordPieceEncoder
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -31,8 +33,9 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self._special = SpecialTokens(vocabulary)
         self._token_bytes = TokenBytes(vocabulary)
-        self._is_byte_pair = vocabulary.model == BYTE_PAIR
-        self._encoder = BytePairEncoder(vocabulary) if self._is_byte_pair else SentencePieceEncoder(vocabulary)
+        self._encoder = _encoder(vocabulary)
+        # A piece of text begins the text or follows a special token.
+        self._prefix = " " if vocabulary.model == SENTENCE_PIECE and vocabulary.add_space_prefix else ""
 
     @classmethod
     def from_gguf(cls, source: str | os.PathLike[str] | GGUFModel, config: TokenizerConfig | None = None) -> Tokenizer:
@@ -75,9 +78,12 @@ class Tokenizer:
         return self.vocabulary.add_eos
 
     @cached_property
-    def longest_token_chars(self) -> int:
-        """No token stands for more characters of a text than this."""
-        return max(map(len, self.vocabulary.tokens))
+    def longest_token_chars(self) -> int | None:
+        """No token stands for more characters of a text than this. None where there is no such limit: these vocabularies merge spaces, and
+        have one token for a word that they do not know."""
+        if self.vocabulary.model in (BYTE_PAIR, SENTENCE_PIECE):
+            return max(map(len, self.vocabulary.tokens))
+        return None
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """The ids of `text`. `add_special` puts the begin and end tokens around it that the file asks for; `parse_special` reads control
@@ -87,12 +93,11 @@ class Tokenizer:
         ids: list[int] = []
         if add_special and self.add_bos:
             ids.append(self.vocabulary.bos_id)
-        prefix = " " if self.vocabulary.add_space_prefix else ""  # a piece of text begins the text or follows a special token
         for piece in self._special.cut(_without_surrogates(text), parse_special):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += self._encoder.encode(prefix + piece)
+                ids += self._encoder.encode(self._prefix + piece)
         if add_special and self.add_eos:
             ids.append(self.vocabulary.eos_id)
         return ids
@@ -112,7 +117,18 @@ class Tokenizer:
 
     def incremental(self, skip_special: bool = True, from_start: bool = False) -> IncrementalDecoder:
         """A decoder for ids that come one by one; for those of an answer by default, which continue the prompt."""
-        return IncrementalDecoder(self._token_bytes, skip_special, from_start and self.vocabulary.add_space_prefix)
+        marks_words = self.vocabulary.model == WORD_PIECE or self.vocabulary.add_space_prefix
+        return IncrementalDecoder(self._token_bytes, skip_special, from_start and marks_words)
+
+
+def _encoder(vocabulary: Vocabulary) -> BytePairEncoder | SentencePieceEncoder | WordPieceEncoder | UnigramEncoder:
+    if vocabulary.model == BYTE_PAIR:
+        return BytePairEncoder(vocabulary)
+    if vocabulary.model == SENTENCE_PIECE:
+        return SentencePieceEncoder(vocabulary)
+    if vocabulary.model == WORD_PIECE:
+        return WordPieceEncoder(vocabulary)
+    return UnigramEncoder(vocabulary)
 
 
 def _without_surrogates(text: str) -> str:

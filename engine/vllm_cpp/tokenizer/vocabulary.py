@@ -18,7 +18,14 @@ from vllm_cpp.gguf_file import GGUFModel
 from vllm_cpp.gguf_file.vocabulary import check_vocabulary
 from vllm_cpp.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
-BYTE_PAIR, SENTENCE_PIECE = "gpt2", "llama"  # as `tokenizer.ggml.model` names them
+BYTE_PAIR, SENTENCE_PIECE, WORD_PIECE, UNIGRAM = "gpt2", "llama", "bert", "t5"  # as `tokenizer.ggml.model` names them
+_KINDS_OF_VOCABULARY = {BYTE_PAIR: "byte-level BPE", SENTENCE_PIECE: "SentencePiece", WORD_PIECE: "WordPiece", UNIGRAM: "Unigram"}
+# Ids of begin, end and unknown tokens that a file means which names none.
+_USUAL_IDS: dict[str, tuple[int | None, int | None, int | None]] = {
+    BYTE_PAIR: (11, 11, None), SENTENCE_PIECE: (1, 2, 0), WORD_PIECE: (101, 102, 100), UNIGRAM: (None, 1, 2),
+}  # fmt: skip
+# WordPiece vocabularies name their begin and end tokens after their use in BERT.
+_WORD_PIECE_ROLES = {"bos": ("bos", "cls"), "eos": ("seperator",)}  # the key is spelled so
 
 # A token's kind, as flags: a repair can make a user-defined token a control token as well.
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
@@ -69,6 +76,10 @@ class Vocabulary:
     strip_after: frozenset[int] = frozenset()  # special tokens that swallow the white space after them
     eos_ids: frozenset[int] = frozenset()  # every token that ends a generation
     special_texts: dict[str, str] = field(default_factory=dict)  # "bos_token" -> its text, for chat templates
+    lowercase: bool = True  # WordPiece: what is done to a text before it is cut
+    strip_accents: bool = True
+    merge_spaces: bool = False  # Unigram: likewise
+    charsmap: bytes = b""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,10 +106,9 @@ def read_vocabulary(model: GGUFModel) -> Vocabulary:
     """Read and check the vocabulary. Raises ModelLoadError naming the key."""
     kv = model.kv
     name = kv.get_str("tokenizer.ggml.model")
-    if name not in (BYTE_PAIR, SENTENCE_PIECE):
-        raise kv.error(
-            "tokenizer.ggml.model", f"is '{name}'; supported are '{BYTE_PAIR}' (byte-level BPE) and '{SENTENCE_PIECE}' (SentencePiece)"
-        )
+    if name not in _KINDS_OF_VOCABULARY:
+        known = ", ".join(f"'{model}' ({kind})" for model, kind in _KINDS_OF_VOCABULARY.items())
+        raise kv.error("tokenizer.ggml.model", f"is '{name}'; supported are {known}")
     count = check_vocabulary(model)
     tokens = model.token_strings()
     ids = dict(zip(tokens, range(count), strict=True))
@@ -117,10 +127,17 @@ def read_vocabulary(model: GGUFModel) -> Vocabulary:
         bos_id=None,
         eos_id=None,
         unk_id=None,
-        add_bos=PRE_TOKENIZERS[pre].add_bos if byte_pair else True,
-        add_eos=kv.get_bool("tokenizer.ggml.add_eos_token", False),
-        add_space_prefix=not byte_pair and kv.get_bool("tokenizer.ggml.add_space_prefix", True),
+        add_bos=PRE_TOKENIZERS[pre].add_bos if byte_pair else name != UNIGRAM,
+        add_eos=name in (WORD_PIECE, UNIGRAM),
+        add_space_prefix=not byte_pair and kv.get_bool("tokenizer.ggml.add_space_prefix", name == SENTENCE_PIECE),
     )
+    if name == WORD_PIECE:
+        vocabulary.lowercase = kv.get_bool("tokenizer.ggml.normalizer.lowercase", True)
+        vocabulary.strip_accents = kv.get_bool("tokenizer.ggml.normalizer.strip_accents", vocabulary.lowercase)
+    elif name == UNIGRAM:
+        vocabulary.merge_spaces = kv.get_bool("tokenizer.ggml.remove_extra_whitespaces", False)
+        charsmap = kv.get_array("tokenizer.ggml.precompiled_charsmap", "int", None)
+        vocabulary.charsmap = b"" if charsmap is None else charsmap.astype(np.uint8).tobytes()
     _check_byte_tokens(model, vocabulary)
     _read_special_ids(model, vocabulary)
     vocabulary.eos_ids = frozenset(_end_ids(model, vocabulary))
@@ -181,9 +198,11 @@ def _read_special_ids(model: GGUFModel, vocabulary: Vocabulary) -> None:
         # What a file that names none means, but only where that token looks the part: 11 is <|endoftext|> in Falcon and a comma in Qwen.
         return token_id if token_id < count and vocabulary.kinds[token_id] & HIDDEN else None
 
-    bos, eos, unk = (11, 11, None) if vocabulary.model == BYTE_PAIR else (1, 2, 0)
+    bos, eos, unk = _USUAL_IDS[vocabulary.model]
+    word_piece = vocabulary.model == WORD_PIECE
     for role, usual in (("bos", bos), ("eos", eos), ("unknown", unk), ("padding", None)):
-        token_id = key_id(role)
+        named = (key_id(name) for name in (_WORD_PIECE_ROLES.get(role, (role,)) if word_piece else (role,)))
+        token_id = next((i for i in named if i is not None), None)
         if token_id is None and usual is not None:
             token_id = usual_id(usual)
         if role in ("bos", "eos", "unknown"):
@@ -193,10 +212,14 @@ def _read_special_ids(model: GGUFModel, vocabulary: Vocabulary) -> None:
             vocabulary.special_texts[name] = vocabulary.tokens[token_id]
     for name, role, token_id in (("add_bos", "bos", vocabulary.bos_id), ("add_eos", "eos", vocabulary.eos_id)):
         key = f"tokenizer.ggml.{name}_token"
-        wanted = kv.get_bool(key, getattr(vocabulary, name))
+        wanted = word_piece or kv.get_bool(key, getattr(vocabulary, name))
         if wanted and token_id is None and key in kv:
             raise kv.error(key, f"is true, but the file names no {role} token (tokenizer.ggml.{role}_token_id)")
         setattr(vocabulary, name, wanted and token_id is not None)
+    if word_piece:
+        for role, token_id in (("cls", vocabulary.bos_id), ("seperator", vocabulary.eos_id), ("unknown", vocabulary.unk_id)):
+            if token_id is None:
+                raise kv.error(f"tokenizer.ggml.{role}_token_id", "missing; a WordPiece vocabulary cannot do without it")
 
 
 def _end_ids(model: GGUFModel, vocabulary: Vocabulary) -> Iterable[int]:
