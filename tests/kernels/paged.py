@@ -47,7 +47,7 @@ class Paged:
         self.k_cache, self.v_cache = layout.allocate(sum(blocks) + 3)
         # what was never written must not matter, not even when it is not a number (as an f16 scale of only ones is not)
         k, v = self._views()
-        for part in (k, v[..., : layout.head_dim], *self._scales()):
+        for part in (k, v[..., : layout.value_length], *self._scales()):
             part[:] = -1 if part.dtype == np.int8 else np.nan
         self.count = np.zeros(1, np.int64)
         self.positions, self.seqs = np.zeros(MAX_TOKENS, np.int32), np.zeros(MAX_TOKENS, np.int32)
@@ -72,33 +72,33 @@ class Paged:
         """The scales of K [kv head, block, group, slot] and V [kv head, block, slot, group]; nothing where there are none."""
         if self.layout.dtype != "q8_0":
             return ()
-        d, size, row, groups = self.layout.head_dim, self.layout.block_size, self.layout.value_row, self.layout.scale_groups
+        d, size, row = self.layout.head_dim, self.layout.block_size, self.layout.value_row
         k, v = self.k_cache[..., d * size :].view(np.float16), self.v_cache[..., row * size :].view(np.float16)
-        return k.reshape(*k.shape[:2], groups, size), v.reshape(*v.shape[:2], size, groups)
+        return k.reshape(*k.shape[:2], self.layout.key_groups, size), v.reshape(*v.shape[:2], size, self.layout.value_groups)
 
     def write(self, seq: int, position: int, k: np.ndarray, v: np.ndarray) -> None:
-        """k, v [kv heads, d] of one token."""
+        """k [kv heads, head_dim], v [kv heads, value_length] of one token."""
         block, slot = self.slot(seq, position)
-        (keys, values), d = self._views(), self.layout.head_dim
+        keys, values = self._views()
         if self.layout.dtype == "q8_0":
             k_scales, v_scales = self._scales()
             k, k_scales[:, block, :, slot] = quantized(np.asarray(k, np.float32))
             v, v_scales[:, block, slot] = quantized(np.asarray(v, np.float32))
         keys[:, block, :, slot] = k
-        values[:, block, slot, :d] = v
+        values[:, block, slot, : self.layout.value_length] = v
 
     def read(self, seq: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """k, v [n, kv heads, d] of a sequence's first n tokens."""
-        (keys, values), d = self._views(), self.layout.head_dim
+        """k [n, kv heads, head_dim], v [n, kv heads, value_length] of a sequence's first n tokens."""
+        (keys, values), d, length = self._views(), self.layout.head_dim, self.layout.value_length
         places = [self.slot(seq, position) for position in range(n)]
         k = np.array([keys[:, block, :, slot] for block, slot in places])
-        v = np.array([values[:, block, slot, :d] for block, slot in places])
+        v = np.array([values[:, block, slot, :length] for block, slot in places])
         if self.layout.dtype != "q8_0":
             return k, v
         k_scales, v_scales = self._scales()
         return (
             k * np.repeat(np.array([k_scales[:, block, :, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
-            v * np.repeat(np.array([v_scales[:, block, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :d],
+            v * np.repeat(np.array([v_scales[:, block, slot] for block, slot in places]).astype(np.float32), 32, -1)[..., :length],
         )
 
     def fields(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.paged import MAX_TOKENS, Paged, address, run
-from tests.reference import ops
+from tests.reference.attention import attention as naive
 from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.cpu import attention, panel
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
@@ -19,31 +19,37 @@ GUARD = 64  # entries behind each buffer that nobody may write
 class Attention:
     """Random queries, keys and values of some sequences, and the operations set up over them."""
 
-    def __init__(self, contexts, heads, kv_heads, d, block_size=32, dtype="f16", n_slots=64, max_threads=5, seed=1):
+    def __init__(
+        self, contexts, heads, kv_heads, d, block_size=32, dtype="f16", n_slots=64, max_threads=5, seed=1, dv=0, window=0, sinks=False,
+        temperature=0.0,
+    ):  # fmt: skip
         rng = np.random.default_rng(seed)
-        self.contexts, self.scale = contexts, d**-0.5
-        self.paged = Paged(KvLayout(kv_heads, d, block_size, dtype), contexts, rng)
+        self.contexts, self.scale, dv = contexts, d**-0.5, dv or d
+        self.paged = Paged(KvLayout(kv_heads, d, block_size, dtype, dv), contexts, rng)
+        self.sinks = rng.standard_normal(heads).astype(np.float32) * 3 if sinks else None
+        self.variant = {"window": window, "temperature": temperature, "temperature_context": 50}
         self.queries = [rng.standard_normal((n, heads, d)).astype(np.float32) * 2 for n in contexts]
         for seq, n in enumerate(contexts):
             for position in range(n):
-                self.paged.write(seq, position, rng.standard_normal((kv_heads, d)) * 1.5, rng.standard_normal((kv_heads, d)))
-        self.q = aligned_zeros((MAX_TOKENS, heads + 1, d), np.float32)  # rows wider than the heads: strides count
-        self.out = aligned_zeros((MAX_TOKENS, heads, d), np.float32)
-        max_items, chunk_tokens = MAX_TOKENS + n_slots, attention.chunk_tokens(block_size)
+                self.paged.write(seq, position, rng.standard_normal((kv_heads, d)) * 1.5, rng.standard_normal((kv_heads, dv)))
+        self.q = aligned_zeros((MAX_TOKENS, heads + 1, d + 3), np.float32)  # rows wider than the heads, and heads than d: strides count
+        self.out = aligned_zeros((MAX_TOKENS, heads, dv), np.float32)
+        max_items, chunk_tokens = MAX_TOKENS + n_slots, attention.chunk_tokens(block_size, d)
         self.plan = aligned_zeros(attention.plan_words(MAX_TOKENS, n_slots) + GUARD, np.int32)
-        self.partials = aligned_zeros(n_slots * attention.partial_bytes(heads, d) + GUARD, np.uint8)
-        stride = attention.scratch_bytes(heads, kv_heads, d, block_size)
+        self.partials = aligned_zeros(n_slots * attention.partial_bytes(heads, dv) + GUARD, np.uint8)
+        stride = attention.scratch_bytes(heads, kv_heads, d, dv, block_size)
         self.scratch = aligned_zeros(stride * max_threads + GUARD, np.uint8)
         self.plan_record = pack(
             attention.PLAN_FIELDS,
             count=address(self.paged.count), positions=address(self.paged.positions), seqs=address(self.paged.seqs),
-            tile_tokens=attention.tile_tokens(heads, kv_heads), chunk_tokens=chunk_tokens, n_slots=n_slots, plan=address(self.plan),
-            max_items=max_items,
+            tile_tokens=attention.tile_tokens(heads, kv_heads), chunk_tokens=chunk_tokens, window=window, n_slots=n_slots,
+            plan=address(self.plan), max_items=max_items,
         )  # fmt: skip
         self.record = pack(
             attention.ATTENTION_FIELDS,
-            plan=address(self.plan), max_items=max_items, q=address(self.q), q_stride=self.q.strides[0], out=address(self.out),
-            out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads, head_dim=d, scale=float(self.scale),
+            plan=address(self.plan), max_items=max_items, q=address(self.q), q_stride=self.q.strides[0],
+            q_head_stride=self.q.strides[1], out=address(self.out), out_stride=self.out.strides[0], n_heads=heads, n_kv_heads=kv_heads,
+            head_dim=d, value_length=dv, scale=float(self.scale), sinks=address(self.sinks), **self.variant,
             k_product_fn=panel.PRODUCTS[dtype][0].address, v_product_fn=panel.PRODUCTS[dtype][1].address,
             k_bytes=self.paged.layout.k_bytes, k_stride=self.paged.layout.k_stride, v_bytes=self.paged.layout.v_bytes,
             v_stride=self.paged.layout.v_stride, chunk_tokens=chunk_tokens,
@@ -54,7 +60,7 @@ class Attention:
         """Outputs [tokens, heads, d] of tokens given as (sequence, position)."""
         self.paged.step(tokens)
         for row, (seq, position) in enumerate(tokens):
-            self.q[row, :-1] = self.queries[seq][position]
+            self.q[row, :-1, :-3] = self.queries[seq][position]
         self.out[:] = np.nan
         for buffer in (self.scratch, self.partials):
             buffer[:] = 0xFF  # not-a-numbers: whatever is not written first shows
@@ -77,7 +83,12 @@ class Attention:
 
     def expected(self, seq, positions):
         k, v = self.paged.read(seq, self.contexts[seq])
-        return ops.attention(self.queries[seq][positions], k, v, positions, self.scale)
+        return naive(self.queries[seq][positions], k, v, positions, self.scale, sinks=self.sinks, **self.variant)
+
+
+def same(found, expected):
+    """Equal bits; zeros of either sign are told apart too."""
+    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def close(found, expected):
@@ -109,16 +120,68 @@ def test_agrees_with_plain_softmax(heads, kv_heads, d, block_size, dtype):
     assert close(out, expected)
 
 
+VARIANTS = [
+    {"heads": 6, "kv_heads": 2, "d": 64, "window": 40},
+    {"heads": 6, "kv_heads": 2, "d": 40, "dv": 24, "window": 1},
+    {"heads": 8, "kv_heads": 1, "d": 16, "window": 300, "sinks": True, "dtype": "f32"},
+    {"heads": 4, "kv_heads": 4, "d": 96, "window": 65, "sinks": True, "dtype": "q8_0"},
+    {"heads": 5, "kv_heads": 1, "d": 64, "sinks": True},
+    {"heads": 4, "kv_heads": 2, "d": 32, "temperature": 0.3},
+    {"heads": 6, "kv_heads": 2, "d": 24, "dv": 72, "dtype": "q8_0"},
+    {"heads": 128, "kv_heads": 1, "d": 576, "dv": 512},
+    {"heads": 70, "kv_heads": 1, "d": 320, "dv": 256, "window": 100, "sinks": True},
+    {"heads": 20, "kv_heads": 1, "d": 288, "dv": 256, "dtype": "q8_0"},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: " ".join(f"{key}={value}" for key, value in variant.items()))
+def test_variants_agree_with_plain_softmax_and_keep_their_bits(variant):
+    """Windows, sinks, warmer queries, values of another length and many heads a KV head: right, and the same bits however they are cut."""
+    a = Attention([700], block_size=16, **variant)
+    last = np.arange(630, 700)
+    whole = a.step([(0, p) for p in last], nth=2)
+    assert close(whole, a.expected(0, last))
+    for cuts, nth in (([1], 1), ([7, 1, 3], 5), ([30, 8], 3)):
+        outs, start, i = [], 630, 0
+        while start < 700:
+            stop = min(700, start + cuts[i % len(cuts)])
+            outs.append(a.step([(0, p) for p in range(start, stop)], nth))
+            start, i = stop, i + 1
+        assert same(np.concatenate(outs), whole)
+    early = np.arange(45)
+    assert close(a.step([(0, p) for p in early], nth=3), a.expected(0, early))
+
+
+def test_a_window_costs_the_same_at_any_context():
+    """Items of a plan start at the window: neither the count of items nor of products grows with the context."""
+    a = Attention([5000], heads=4, kv_heads=2, d=16, window=100)
+    costs = set()
+    for position in (400, 2448, 4752):  # at the same place of a chunk
+        a.step([(0, position)])
+        costs.add(tuple(a.plan[[0, 2]]))
+    assert len(costs) == 1
+    assert costs.pop()[1] == 100
+
+
+@pytest.mark.parametrize(("heads", "nth"), [(128, 5), (16, 4), (12, 2)])
+def test_many_heads_of_one_kv_head_are_shared_out(heads, nth):
+    """One token with one chunk of context: every thread gets some of the heads, and all are computed once."""
+    a = Attention([40], heads=heads, kv_heads=1, d=32)
+    a.step([(0, 39)])
+    shares = []
+    for tid in range(nth):
+        a.out[:] = np.nan
+        attention.attention(address(a.record), tid, nth)
+        shares.append(int((~np.isnan(a.out[0, :, 0])).sum()))
+    assert sum(shares) == heads
+    assert min(shares) > 0
+
+
 def test_long_context_in_shared_chunks():
     a = Attention([1300, 700], heads=4, kv_heads=2, d=16)
     out = a.step([(0, 1299), (1, 699), (1, 3)], nth=3)
     assert a.plan[1] == 2  # two tokens have more than one chunk: they were folded by attention_merge
     assert close(out, np.concatenate([a.expected(0, np.array([1299])), a.expected(1, np.array([699, 3]))]))
-
-
-def same(found, expected):
-    """Equal bits; zeros of either sign are told apart too."""
-    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize(

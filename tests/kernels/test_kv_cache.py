@@ -18,7 +18,22 @@ from vllm_cpp.kernels.cpu.kv_cache import KvLayout
     ],
 )
 def test_buffers(d, dtype, k_shape, v_shape, k_stride, v_stride):
-    layout = KvLayout(3, d, 32, dtype)
+    check(KvLayout(3, d, 32, dtype), k_shape, v_shape, k_stride, v_stride)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k_shape", "v_shape", "k_stride", "v_stride"),
+    [
+        ("f16", (40, 32), (32, 80), 64, 160),
+        ("f32", (40, 32), (32, 80), 128, 320),
+        ("q8_0", (40 * 32 + 2 * 32 * 2,), (32 * (80 + 2 * 3),), 32, 80),
+    ],
+)
+def test_values_of_another_length(dtype, k_shape, v_shape, k_stride, v_stride):
+    check(KvLayout(3, 40, 32, dtype, 72), k_shape, v_shape, k_stride, v_stride)
+
+
+def check(layout, k_shape, v_shape, k_stride, v_stride):
     k, v = layout.allocate(5)
     assert k.shape == (3, 5, *k_shape)
     assert v.shape == (3, 5, *v_shape)

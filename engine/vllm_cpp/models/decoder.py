@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vllm_cpp.errors import ModelLoadError
-from vllm_cpp.gguf_file.hparams import HyperParameters
+from vllm_cpp.gguf_file.hparams import HyperParameters, Rope
 from vllm_cpp.kernels.cpu import rope, router
 from vllm_cpp.models.builder import Builder, Rows, Weight
 from vllm_cpp.models.operations import attention as attention_ops
@@ -61,7 +61,7 @@ def describe(b: Builder, hp: HyperParameters, traits: Traits, *, mixer: Mixer | 
         _check_widths(b, hp)
     x = embedding(b, hp, traits)
     if mixer is None:
-        turn = rope_of(b, hp)
+        turn = rope_of(b, hp, traits.rope_layout)
 
         def mixer(il: int, h: Rows) -> Mixed:
             return Mixed(attention(b, hp, traits, il, h, turn), "attn_output")
@@ -156,31 +156,27 @@ def only_sampled(b: Builder, x: Rows) -> Rows:
 
 
 # -- attention
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The step's rope table, and the layout and number of pairs it is for."""
-
-    table: tuple[int, int]
-    half: int
-
-
-def rope_of(b: Builder, hp: HyperParameters) -> Turn:
-    """The table of cosines and sines all layers share."""
-    half = hp.rope.dimension_count // 2
-    info = b.model.maybe("rope_freqs.weight", (half,), ("F32",))
+def rope_of(
+    b: Builder, hp: HyperParameters, layout: int, positions: Rope | None = None, *, with_factors: bool = True, **yarn: float
+) -> attention_ops.Turn:
+    """The step's cosines and sines for the layers that turn by `positions` (hp.rope, unless given). `with_factors`: rope_freqs.weight is
+    honoured; `yarn`: beta_fast, beta_slow, log_multiplier where they are not the usual ones (rope.rope_frequencies)."""
+    positions = positions or hp.rope
+    half = positions.dimension_count // 2
+    info = b.model.maybe("rope_freqs.weight", (half,), ("F32",)) if with_factors else None
     factors = None if info is None else b.model.bytes_of(info.name).view("<f4")
-    if hp.rope.scaling == "longrope":
+    if positions.scaling == "longrope":
         raise ModelLoadError(
             f"rope.scaling.type is 'longrope', which this build does not compute for {hp.architecture}; none, linear and yarn it does"
         )
     frequencies, magnitude = rope.rope_frequencies(
-        hp.rope.dimension_count, hp.rope.freq_base, scaling=hp.rope.scaling, factor=hp.rope.factor,
-        original_context=hp.rope.original_context_length, attn_factor=hp.rope.attn_factor, divisors=factors,
+        positions.dimension_count, positions.freq_base, scaling=positions.scaling, factor=positions.factor,
+        original_context=positions.original_context_length, attn_factor=positions.attn_factor, divisors=factors, **yarn,
     )  # fmt: skip
-    return Turn(attention_ops.rope_table(b, frequencies, magnitude), half)
+    return attention_ops.rope_table(b, frequencies, magnitude, layout)
 
 
-def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: Turn) -> Rows:
+def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: attention_ops.Turn | None) -> Rows:
     """Projections, norms of q and k, rope, KV store, softmax(q kᵀ / sqrt(d)) v. Returns the heads side by side."""
     n, d = hp.embedding_length, hp.key_length
     tokens = h.count
@@ -194,9 +190,7 @@ def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows,
     elif traits.qk_norm == WHOLE_ROW:
         b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
         b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
-    attention_ops.rope_and_store(
-        b, il, q, k, v, layout=traits.rope_layout, table=turn.table, half=turn.half, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon
-    )
+    attention_ops.rope_and_store(b, il, q, k, v, by=turn, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon)
     mixed = b.rows("attention", q.width, tokens)
     attention_ops.attention(b, il, q, mixed, d**-0.5)
     return mixed

@@ -3,10 +3,11 @@
 Owns the layout. Must not know who owns a block. A layer has two buffers, a panel for each block of each KV head:
 
     K [n_kv_heads][num_blocks][head_dim][block_size]   transposed, so that a score for each token of a block is one lane of a vector
-    V [n_kv_heads][num_blocks][block_size][row]        row = head_dim rounded up to 16; what stands beyond head_dim is never written
+    V [n_kv_heads][num_blocks][block_size][row]        row = value_length rounded up to 16; what stands beyond is never written
 
 of f16 (the default), f32, or q8_0: int8, each 32 dimensions of a token times one f16 scale, as the weight encoding of that name has it. A
 panel's scales stand behind its numbers: K's as f16[groups][block_size], V's as f16[block_size][groups]. `block_size` is a multiple of 16.
+Keys have `head_dim` values, values as many unless `value_length` says otherwise.
 Heads come first because attention goes through one head after the other, and a sequence's blocks mostly follow each other: it then reads
 memory straight on, a tenth faster than in panels far apart.
 """
@@ -33,9 +34,10 @@ class KvLayout:
     head_dim: int
     block_size: int
     dtype: str = "f16"
-    value_length: int = 0  # 0: as long as a key
+    value_length: int = 0  # 0: as long as a key, and is then set to that
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "value_length", self.value_length or self.head_dim)
         if self.block_size <= 0 or self.block_size % LANES:
             raise ValueError(f"block_size is {self.block_size}, it must be a positive multiple of {LANES}")
         if self.dtype not in FORMATS:
@@ -48,12 +50,17 @@ class KvLayout:
     @property
     def value_row(self) -> int:
         """Numbers in a row of V."""
-        return (self.head_dim + LANES - 1) // LANES * LANES
+        return (self.value_length + LANES - 1) // LANES * LANES
 
     @property
-    def scale_groups(self) -> int:
-        """Scales of a token's keys, and of its values."""
+    def key_groups(self) -> int:
+        """Scales of a token's keys."""
         return -(-self.head_dim // GROUP) if self.dtype == "q8_0" else 0
+
+    @property
+    def value_groups(self) -> int:
+        """Scales of a token's values."""
+        return -(-self.value_length // GROUP) if self.dtype == "q8_0" else 0
 
     @property
     def k_stride(self) -> int:
@@ -68,12 +75,12 @@ class KvLayout:
     @property
     def k_bytes(self) -> int:
         """Bytes of one panel of keys."""
-        return self.k_stride * self.head_dim + 2 * self.scale_groups * self.block_size
+        return self.k_stride * self.head_dim + 2 * self.key_groups * self.block_size
 
     @property
     def v_bytes(self) -> int:
         """Bytes of one panel of values."""
-        return self.v_stride * self.block_size + 2 * self.scale_groups * self.block_size
+        return self.v_stride * self.block_size + 2 * self.value_groups * self.block_size
 
     @property
     def block_bytes(self) -> int:

@@ -16,7 +16,7 @@ RMSNORM_FIELDS = (
     "count",  # address of the int64 number of rows
     "x", "x_stride", "width",  # f32 rows; bytes between two; values a row
     "add", "add_stride",  # f32 rows added to x (x is updated) before it is normed; 0: nothing is added
-    "weight",  # f32[width]
+    "weight",  # f32[width], or 0: none
     "eps",  # float
     "out", "out_stride",  # f32 rows; may be x itself
 )  # fmt: skip
@@ -25,7 +25,7 @@ _COUNT, _X, _X_STRIDE, _WIDTH, _ADD, _ADD_STRIDE, _WEIGHT, _EPS, _OUT, _OUT_STRI
 
 @jit.inner
 def norm_row(x, width, weight, eps, out):  # type: ignore[no-untyped-def]
-    """out = x / sqrt(mean(x^2) + eps) * weight; `out` may be x."""
+    """out = x / sqrt(mean(x^2) + eps) * weight; `out` may be x, `weight` 0: none."""
     whole = width & -LANES
     a, b, c, d = simd.zero(f32x16), simd.zero(f32x16), simd.zero(f32x16), simd.zero(f32x16)
     most = width & -(4 * LANES)
@@ -41,6 +41,12 @@ def norm_row(x, width, weight, eps, out):  # type: ignore[no-untyped-def]
         value = simd.load(f32, x + 4 * i)
         total = simd.fma(value, value, total)
     factor = f32(1) / simd.sqrt(total / simd.convert(f32, width) + eps)
+    if weight == 0:
+        for i in range(0, whole, LANES):
+            simd.store(out + 4 * i, simd.load(f32x16, x + 4 * i) * factor)
+        for i in range(whole, width):
+            simd.store(out + 4 * i, simd.load(f32, x + 4 * i) * factor)
+        return
     for i in range(0, whole, LANES):
         simd.store(out + 4 * i, simd.load(f32x16, x + 4 * i) * factor * simd.load(f32x16, weight + 4 * i))
     for i in range(whole, width):

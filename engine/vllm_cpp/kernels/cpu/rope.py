@@ -1,7 +1,8 @@
 """Rotary positions, and the way of q, k and v from the projections into attention.
 
-Owns the frequencies of each kind of scaling, the table of cosines and sines of a step, and the operation that norms heads, turns q and k,
-and stores k and v in their KV blocks. Must not know architectures: which layout and which scaling a model wants is told.
+Owns the frequencies of each kind of scaling, the table of cosines and sines of a step, the operation that norms heads, turns q and k, and
+stores k and v in their KV blocks, and one that only norms or turns. Must not know architectures: which layout and which scaling a model
+wants is told.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ _T_COUNT, _T_POSITIONS, _T_FREQUENCIES, _T_HALF, _T_MAGNITUDE, _T_TABLE, _T_TABL
 ROPE_STORE_FIELDS = (
     "count",  # address of the int64 number of tokens
     "q", "q_stride",  # f32[n_tokens, n_heads, head_dim], turned in place; bytes between two tokens
+    "q_head_stride",  # bytes between two heads of q
     "k", "k_stride",  # f32[n_tokens, n_kv_heads, head_dim], turned in place, then stored
-    "v", "v_stride",  # f32[n_tokens, n_kv_heads, head_dim], stored
-    "n_heads", "n_kv_heads", "head_dim",
-    "layout", "half",  # NEOX or NEIGHBOURS; half = rot / 2 pairs turn, the rest of a head passes through
+    "v", "v_stride",  # f32[n_tokens, n_kv_heads, value_length], stored; may lie within k
+    "n_heads", "n_kv_heads", "head_dim", "value_length",  # n_heads 0: there is no q
+    "layout", "half",  # NEOX or NEIGHBOURS; half = rot / 2 pairs turn, the rest of a head passes through; 0: nothing turns
     "table", "table_stride",  # of rope_table
     "q_norm", "k_norm", "eps",  # f32[head_dim] weights of a norm a head, before turning, or 0; float
     "k_cache", "v_cache", "block_size", "num_blocks",  # the layer's KV buffers (kv_cache.py)
@@ -49,9 +51,21 @@ ROPE_STORE_FIELDS = (
     "positions", "seqs",  # i32[n_tokens]: position of a token, row of its sequence in block_tables
     "block_tables", "block_tables_stride",  # i32[max_num_seqs, max_blocks]: block ids; bytes between two sequences
 )  # fmt: skip
-(_COUNT, _Q, _Q_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _LAYOUT, _HALF, _TABLE, _TABLE_STRIDE,
- _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _NUM_BLOCKS, _KV_FORMAT, _K_BYTES, _V_BYTES, _POSITIONS, _SEQS, _BLOCK_TABLES,
- _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
+(_COUNT, _Q, _Q_STRIDE, _Q_HEAD_STRIDE, _K, _K_STRIDE, _V, _V_STRIDE, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _VALUE_LENGTH, _LAYOUT, _HALF,
+ _TABLE, _TABLE_STRIDE, _Q_NORM, _K_NORM, _EPS, _K_CACHE, _V_CACHE, _BLOCK_SIZE, _NUM_BLOCKS, _KV_FORMAT, _K_BYTES, _V_BYTES, _POSITIONS,
+ _SEQS, _BLOCK_TABLES, _BLOCK_TABLES_STRIDE) = range(len(ROPE_STORE_FIELDS))  # fmt: skip
+
+TURN_HEADS_FIELDS = (
+    "count",  # address of the int64 number of rows
+    "x", "x_stride",  # f32 rows of heads, changed in place; bytes between two rows
+    "n_heads", "head_stride", "length",  # bytes between two heads; values of a head
+    "normed", "norm", "eps",  # flag: heads are normed first, by f32[length] weights (0: none); float
+    "layout", "half", "first",  # pairs that turn, from the `first` value of a head on; half 0: nothing turns
+    "backwards",  # flag: by the negative angle
+    "table", "table_stride",  # of rope_table
+)  # fmt: skip
+(_H_COUNT, _H_X, _H_X_STRIDE, _H_N_HEADS, _H_HEAD_STRIDE, _H_LENGTH, _H_NORMED, _H_NORM, _H_EPS, _H_LAYOUT, _H_HALF, _H_FIRST, _H_BACKWARDS,
+ _H_TABLE, _H_TABLE_STRIDE) = range(len(TURN_HEADS_FIELDS))  # fmt: skip
 
 
 def rope_frequencies(
@@ -63,6 +77,7 @@ def rope_frequencies(
     original_context: int = 0,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
+    log_multiplier: float = 0.0,
     attn_factor: float = 1.0,
     divisors: np.ndarray | None = None,
 ) -> tuple[np.ndarray, float]:
@@ -71,7 +86,7 @@ def rope_frequencies(
     Pair i turns by `base ** (-2i / rot)` a position, divided by `divisors[i]` where the file has rope factors. "linear" divides every
     angle by `factor` (position interpolation, Chen et al. 2023). "yarn" (Peng et al. 2023, as ggml computes it) divides the slow pairs
     only: pairs that turn less than `beta_slow` times over the original context by `factor`, those that turn more than `beta_fast` times
-    not at all, a ramp between; and multiplies cosine and sine by `1 + 0.1 ln(factor)`.
+    not at all, a ramp between; and multiplies cosine and sine by `1 + 0.1 ln(factor)`, over `1 + 0.1 log_multiplier ln(factor)`.
     """
     pair = np.arange(rot // 2, dtype=np.float64)
     angles = base ** (-2.0 * pair / rot)
@@ -89,7 +104,8 @@ def rope_frequencies(
 
     low, high = max(0.0, np.floor(pair_turning(beta_fast))), min(rot - 1.0, np.ceil(pair_turning(beta_slow)))
     kept = 1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)
-    return angles / factor * (1 - kept) + angles * kept, attn_factor * float(1 + 0.1 * np.log(factor))
+    magnitude = (1 + 0.1 * np.log(factor)) / (1 + 0.1 * log_multiplier * np.log(factor))
+    return angles / factor * (1 - kept) + angles * kept, attn_factor * float(magnitude)
 
 
 @jit.op
@@ -114,24 +130,25 @@ def _turned_neighbours(x: Value, cos: Value, sin: Value) -> Value:
 
 
 @jit.inner
-def _turn(x, table, half, layout):  # type: ignore[no-untyped-def]
-    """Turn one head's first 2 * half values in place."""
+def _turn(x, table, half, layout, sense):  # type: ignore[no-untyped-def]
+    """Turn one head's first 2 * half values in place; `sense` is 1, or -1: backwards."""
     whole = half & -LANES if layout == NEOX else half & -8
     step = 2 if layout == NEIGHBOURS else 1
     other = 1 if layout == NEIGHBOURS else half
     if layout == NEOX:
         for i in range(0, whole, LANES):
             a, b = simd.load(f32x16, x + 4 * i), simd.load(f32x16, x + 4 * (half + i))
-            cos, sin = simd.load(f32x16, table + 4 * i), simd.load(f32x16, table + 4 * (half + i))
+            cos, sin = simd.load(f32x16, table + 4 * i), simd.load(f32x16, table + 4 * (half + i)) * sense
             simd.store(x + 4 * i, a * cos - b * sin)
             simd.store(x + 4 * (half + i), b * cos + a * sin)
     else:
         for i in range(0, whole, 8):
             pairs = simd.load(f32x16, x + 8 * i)
-            simd.store(x + 8 * i, _turned_neighbours(pairs, simd.load(f32x8, table + 4 * i), simd.load(f32x8, table + 4 * (half + i))))
+            cos, sin = simd.load(f32x8, table + 4 * i), simd.load(f32x8, table + 4 * (half + i)) * sense
+            simd.store(x + 8 * i, _turned_neighbours(pairs, cos, sin))
     for i in range(whole, half):
         a, b = simd.load(f32, x + 4 * i * step), simd.load(f32, x + 4 * (i * step + other))
-        cos, sin = simd.load(f32, table + 4 * i), simd.load(f32, table + 4 * (half + i))
+        cos, sin = simd.load(f32, table + 4 * i), simd.load(f32, table + 4 * (half + i)) * sense
         simd.store(x + 4 * i * step, a * cos - b * sin)
         simd.store(x + 4 * (i * step + other), b * cos + a * sin)
 
@@ -166,27 +183,29 @@ def _store_bytes(x, n, to, step, scales, scale_step):  # type: ignore[no-untyped
 
 @jit.op
 def rope_store(args, tid, nth):  # type: ignore[no-untyped-def]
-    """Norm heads (where weights are given), turn q and k in place, store k and v in their block. Shared out by (token, KV head)."""
+    """Norm heads (where weights are given), turn q and k in place, store k and v in their block. Shared out by (token, KV head). Without
+    heads of q and pairs to turn it only stores."""
     n_kv_heads, head_dim, half, layout = field(args, _N_KV_HEADS), field(args, _HEAD_DIM), field(args, _HALF), field(args, _LAYOUT)
     block_size, kv_format, eps = field(args, _BLOCK_SIZE), field(args, _KV_FORMAT), number(args, _EPS)
     k_bytes, v_bytes = field(args, _K_BYTES), field(args, _V_BYTES)
     q_norm, k_norm = field(args, _Q_NORM), field(args, _K_NORM)
-    group, value_row = field(args, _N_HEADS) // n_kv_heads, (head_dim + LANES - 1) & -LANES
-    groups = (head_dim + GROUP - 1) // GROUP
+    value_length, q_head_stride = field(args, _VALUE_LENGTH), field(args, _Q_HEAD_STRIDE)
+    group, value_row = field(args, _N_HEADS) // n_kv_heads, (value_length + LANES - 1) & -LANES
+    groups = (value_length + GROUP - 1) // GROUP
     item_bytes = 4 if kv_format == kv_cache.F32 else 2
     units = field(field(args, _COUNT), 0) * n_kv_heads
     for unit in range(share(units, 1, tid, nth), share(units, 1, tid + 1, nth)):
         t, kv_head = unit // n_kv_heads, unit % n_kv_heads
         table = field(args, _TABLE) + t * field(args, _TABLE_STRIDE)
-        q = field(args, _Q) + t * field(args, _Q_STRIDE) + 4 * head_dim * group * kv_head
+        q = field(args, _Q) + t * field(args, _Q_STRIDE) + q_head_stride * group * kv_head
         k = field(args, _K) + t * field(args, _K_STRIDE) + 4 * head_dim * kv_head
-        v = field(args, _V) + t * field(args, _V_STRIDE) + 4 * head_dim * kv_head
+        v = field(args, _V) + t * field(args, _V_STRIDE) + 4 * value_length * kv_head
         for head in range(group + 1):  # the query heads, then their key head
-            x = q + 4 * head_dim * head if head < group else k
+            x = q + q_head_stride * head if head < group else k
             weight = q_norm if head < group else k_norm
             if weight != 0:
                 norm_row(x, head_dim, weight, eps, x)
-            _turn(x, table, half, layout)
+            _turn(x, table, half, layout, f32(1))
         position = index(field(args, _POSITIONS), t)
         blocks = field(args, _BLOCK_TABLES) + index(field(args, _SEQS), t) * field(args, _BLOCK_TABLES_STRIDE)
         place, slot = kv_head * field(args, _NUM_BLOCKS) + index(blocks, position // block_size), position % block_size
@@ -195,7 +214,21 @@ def rope_store(args, tid, nth):  # type: ignore[no-untyped-def]
             scales = keys + block_size * head_dim + 2 * slot
             _store_bytes(k, head_dim, keys + slot, block_size, scales, 2 * block_size)
             scales = values + block_size * value_row + 2 * groups * slot
-            _store_bytes(v, head_dim, values + slot * value_row, 1, scales, 2)
+            _store_bytes(v, value_length, values + slot * value_row, 1, scales, 2)
         else:
             _store_floats(k, head_dim, keys + item_bytes * slot, item_bytes * block_size, item_bytes)
-            _store_floats(v, head_dim, values + item_bytes * slot * value_row, item_bytes, item_bytes)
+            _store_floats(v, value_length, values + item_bytes * slot * value_row, item_bytes, item_bytes)
+
+
+@jit.op
+def turn_heads(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Norm heads where that is asked for, then turn them. Shared out by (row, head)."""
+    n_heads, length, half, layout = field(args, _H_N_HEADS), field(args, _H_LENGTH), field(args, _H_HALF), field(args, _H_LAYOUT)
+    sense = f32(-1) if field(args, _H_BACKWARDS) != 0 else f32(1)
+    units = field(field(args, _H_COUNT), 0) * n_heads
+    for unit in range(share(units, 1, tid, nth), share(units, 1, tid + 1, nth)):
+        t, head = unit // n_heads, unit % n_heads
+        x = field(args, _H_X) + t * field(args, _H_X_STRIDE) + head * field(args, _H_HEAD_STRIDE)
+        if field(args, _H_NORMED) != 0:
+            norm_row(x, length, field(args, _H_NORM), number(args, _H_EPS), x)
+        _turn(x + 4 * field(args, _H_FIRST), field(args, _H_TABLE) + t * field(args, _H_TABLE_STRIDE), half, layout, sense)
