@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.paged import address, run
+from tests.reference import ops
 from tests.reference import recurrent as reference
 from vllm_cpp.kernels.cpu import recurrent
 from vllm_cpp.kernels.records import pack
@@ -110,3 +111,104 @@ def test_convolution_of_a_product_with_a_gate_and_no_activation():
         assert np.abs(y - expected).max() <= 1e-6 * np.abs(expected).max()
     again = convolve(xs, weight, WAYS["cut anywhere"], silu=False, times=times, gate=gate)
     assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True))
+
+
+EPS = 1e-6
+
+
+def delta(xs, way, *, n_key_heads, n_heads, width, rate, shift, grouped=False, bound=0.0, nth=1):
+    """xs: rows of q, k, v, alpha, beta side by side. What the delta rule makes of each sequence."""
+    keys, values, n_decays = n_key_heads * width, n_heads * width, len(rate)
+    runs = Runs(len(xs))
+    state = garbage((runs.n_states, recurrent.delta_state_values(n_heads, width) + 16))
+    results = [garbage((len(x), values)) for x in xs]
+    for parts in way:
+        runs.step(parts)
+        x = gather(xs, runs.rows)
+        count, stride = np.array([len(x)], np.int64), x.strides[0]
+        parts_of_x = np.cumsum([0, keys, keys, values, n_decays])
+        q, k, v, alpha, beta = (address(x) + 4 * int(first) for first in parts_of_x)
+        heads = garbage((n_key_heads, len(x), recurrent.head_row_bytes(width) // 4))
+        run([recurrent.delta_heads], pack(
+            recurrent.DELTA_HEADS_FIELDS, count=address(count), q=q, q_stride=stride, k=k, k_stride=stride, n_heads=n_key_heads,
+            width=width, eps=EPS, scale=width**-0.5, heads=address(heads), head_bytes=heads.strides[0],
+        ), nth)  # fmt: skip
+        run([recurrent.delta_gates], pack(
+            recurrent.DELTA_GATES_FIELDS, count=address(count), alpha=alpha, alpha_stride=stride, n_decays=n_decays,
+            rate=address(rate), shift=address(shift), bound=bound, beta=beta, beta_stride=stride, n_betas=n_heads,
+        ), nth)  # fmt: skip
+        run([recurrent.delta_rule], pack(
+            recurrent.DELTA_RULE_FIELDS, **runs.fields(), heads=address(heads), head_bytes=heads.strides[0], n_key_heads=n_key_heads,
+            n_heads=n_heads, width=width, grouped=grouped, decay=alpha, decay_stride=stride, per_channel=n_decays > n_heads,
+            beta=beta, beta_stride=stride, v=v, v_stride=stride, out=v, out_stride=stride, state=address(state),
+            state_stride=state.strides[0],
+        ), nth)  # fmt: skip
+        assert np.isnan(x[:, xs[0].shape[1] :]).all()
+        for i, (seq, position) in enumerate(runs.rows):
+            results[seq][position] = x[i, 2 * keys : 2 * keys + values]
+    assert np.isnan(state[:, -16:]).all()
+    return results
+
+
+@pytest.mark.parametrize(
+    ("n_key_heads", "n_heads", "width", "grouped", "per_channel", "bound"),
+    [(2, 6, 16, False, False, 0.0), (2, 6, 16, True, False, 0.0), (1, 1, 128, False, False, 0.0), (3, 3, 32, False, True, 0.0),
+     (2, 2, 48, False, True, -5.0)],
+)  # fmt: skip
+def test_delta_rule(n_key_heads, n_heads, width, grouped, per_channel, bound):
+    rng = np.random.default_rng(width)
+    n_decays = n_heads * width if per_channel else n_heads
+    rate, shift = -rng.uniform(0.05, 1, n_decays).astype(np.float32), rng.uniform(-1, 1, n_decays).astype(np.float32)
+    if bound:
+        rate = -rate
+    setting = {"n_key_heads": n_key_heads, "n_heads": n_heads, "width": width, "grouped": grouped, "rate": rate, "shift": shift}
+    xs = sequences(2 * n_key_heads * width + n_heads * width + n_decays + n_heads, width)
+    found = delta(xs, WAYS["one after another"], bound=bound, **setting)
+    share = n_heads // n_key_heads
+    key_heads = [j // share if grouped else j % n_key_heads for j in range(n_heads)]
+    expected = []
+    for x in xs:
+        q, k, v, alpha, beta = np.split(x, np.cumsum([n_key_heads * width] * 2 + [n_heads * width, n_decays]), 1)
+        q, k = (reference.l2(part.reshape(len(x), n_key_heads, width), EPS)[:, key_heads] for part in (q, k))
+        decay = reference.decays(alpha, rate.astype(np.float64), shift, bound).reshape(len(x), n_heads, -1)
+        o = reference.delta_rule(q / np.sqrt(width), k, v.reshape(len(x), n_heads, width), decay, ops.sigmoid(beta))
+        expected.append(o.reshape(len(x), -1))
+    # one token alone may have a key all but at right angles to its query: what counts is how large values get
+    largest = max(np.abs(o).max() for o in expected)
+    assert max(np.abs(y - o).max() for y, o in zip(found, expected, strict=True)) <= 1e-6 * largest
+    for name, way in WAYS.items():
+        for nth in (1, 3, 7):
+            again = delta(xs, way, bound=bound, nth=nth, **setting)
+            assert all(np.array_equal(a, b) for a, b in zip(again, found, strict=True)), (name, nth)
+
+
+def test_every_thread_has_its_share_of_the_delta_rule():
+    """With many more threads than there is work, nothing is computed twice nor left out."""
+    rng = np.random.default_rng(3)
+    rate, shift = -rng.uniform(0.05, 1, 1).astype(np.float32), np.zeros(1, np.float32)
+    setting = {"n_key_heads": 1, "n_heads": 1, "width": 32, "rate": rate, "shift": shift}
+    xs = sequences(3 * 32 + 2, 1)
+    alone = delta(xs, WAYS["together"], **setting)
+    for nth in (2, 5, 64, 101):
+        assert all(np.array_equal(a, b) for a, b in zip(delta(xs, WAYS["together"], nth=nth, **setting), alone, strict=True))
+
+
+@pytest.mark.parametrize(("activation", "naive"), [(recurrent.SILU, reference.silu), (recurrent.SIGMOID, ops.sigmoid)])
+def test_gated_norm(activation, naive):
+    rng = np.random.default_rng(7)
+    x, gate = (rng.standard_normal((3, 5 * 48 + 7)).astype(np.float32) * 3 for _ in range(2))
+    weight, count = rng.standard_normal(48).astype(np.float32), np.array([3], np.int64)
+    expected = reference.gated_norm(x[:, :240].reshape(3, 5, 48), weight, EPS, gate[:, :240].reshape(3, 5, 48), naive).reshape(3, 240)
+    beyond = x[:, 240:].copy()
+    once = None
+    for nth in (1, 4):
+        out = x.copy()
+        run([recurrent.gated_norm], pack(
+            recurrent.GATED_NORM_FIELDS, count=address(count), x=address(out), x_stride=out.strides[0], n_heads=5, width=48,
+            weight=address(weight), eps=EPS, gate=address(gate), gate_stride=gate.strides[0], activation=activation, out=address(out),
+            out_stride=out.strides[0],
+        ), nth)  # fmt: skip
+        assert np.abs(out[:, :240] - expected).max() <= 2e-6 * np.abs(expected).max()
+        assert np.array_equal(out[:, 240:], beyond)
+        assert once is None or np.array_equal(out, once)
+        once = out

@@ -1,4 +1,4 @@
-"""Recurrent mixers as operations: the causal convolution.
+"""Recurrent mixers as operations: the causal convolution, the delta rule and the norm behind it.
 
 Owns what a sequence keeps of one between steps, and the forms its weights have in files. Must not know architectures.
 """
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_cpp.kernels.cpu import recurrent
+from vllm_cpp.errors import ModelLoadError
+from vllm_cpp.kernels.cpu import rearrange, recurrent
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
 
@@ -60,4 +61,112 @@ def convolution(
     )  # fmt: skip
     assert x.width == out.width == weight.channels
     b.program.add(recurrent.convolution, record, f"{out.name} = convolution({x.name}, {weight.name})", barrier)
+    out.quantized.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """The heads of a delta rule, all of `width` channels. `grouped`: neighbouring value heads share a key head; else value head j has key
+    head j % n_key_heads."""
+
+    n_key_heads: int
+    n_heads: int
+    width: int
+    grouped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width % recurrent.LANES or self.width <= 0:
+            raise ModelLoadError(f"a delta rule with heads of {self.width} channels: this build computes multiples of {recurrent.LANES}")
+        if self.n_key_heads <= 0 or self.n_heads <= 0 or self.n_heads % self.n_key_heads:
+            raise ModelLoadError(
+                f"a delta rule with {self.n_heads} value heads and {self.n_key_heads} key heads: the value heads must be a multiple"
+            )
+
+    @property
+    def keys(self) -> int:
+        """Values of a token's keys, and of its queries."""
+        return self.n_key_heads * self.width
+
+    @property
+    def values(self) -> int:
+        return self.n_heads * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """How much of the state is kept: exp(rate * softplus(x + shift)), or exp(bound * sigmoid(rate * (x + shift))) where there is a bound.
+    One a value head, or one for each of its key channels."""
+
+    rate: Address  # f32, as many as shift
+    shift: Address
+    n: int
+    bound: float = 0.0
+
+
+def decay_of(b: Builder, rate: str, shift: str, n_heads: int, n: int, *, bound: float = 0.0) -> Decay:
+    """The vectors of those names: `n_heads` rates, however many ones stand in their shape, and `n` shifts (heads, or heads times
+    channels)."""
+    found = b.model.tensors.get(rate)
+    behind = found is not None and found.shape[-2:] == (n_heads, 1)
+    info = b.model.need(rate, (n_heads, 1) if behind else (n_heads,), ("F32", "F16", "BF16"))
+    rates = as_float32(b.model.bytes_of(rate), info.encoding.name)
+    return Decay(b.keep_vector(np.repeat(rates, n // n_heads)), b.vector(shift, n), n, bound)
+
+
+def delta_rule(
+    b: Builder, shape: DeltaShape, q: Rows, k: Rows, v: Rows, out: Rows, *, alpha: Rows, decay: Decay, beta: Rows, eps: float
+) -> None:
+    """out = the delta rule with l2-normed q and k, decays of alpha, and sigmoid(beta). Alpha and beta are overwritten; `out` may be v."""
+    step, tokens = b.step, q.count
+    if (q.width, k.width, v.width, out.width) != (shape.keys, shape.keys, shape.values, shape.values):
+        raise ValueError(f"{shape}, but q, k, v and out have {q.width}, {k.width}, {v.width} and {out.width} values")
+    if (alpha.width, beta.width) != (decay.n, shape.n_heads) or decay.n not in (shape.n_heads, shape.values):
+        raise ValueError(f"{shape}, but alpha and beta have {alpha.width} and {beta.width} values, the decay {decay.n}")
+    state = b.state(recurrent.delta_state_values(shape.n_heads, shape.width))
+    heads = b.shared("delta heads", (shape.n_key_heads, step.max_tokens, recurrent.head_row_bytes(shape.width) // 4), np.float32)
+    normed = pack(
+        recurrent.DELTA_HEADS_FIELDS, count=tokens, q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride,
+        n_heads=shape.n_key_heads, width=shape.width, eps=float(eps), scale=shape.width**-0.5, heads=heads.ctypes.data,
+        head_bytes=heads.strides[0],
+    )  # fmt: skip
+    gates = pack(
+        recurrent.DELTA_GATES_FIELDS, count=tokens, alpha=alpha.address, alpha_stride=alpha.stride, n_decays=decay.n, rate=decay.rate,
+        shift=decay.shift, bound=float(decay.bound), beta=beta.address, beta_stride=beta.stride, n_betas=shape.n_heads,
+    )  # fmt: skip
+    record = pack(
+        recurrent.DELTA_RULE_FIELDS, n_runs=b.count("seqs"), run_starts=step.run_starts.ctypes.data,
+        positions=step.positions.ctypes.data, state_ids=step.state_ids.ctypes.data, heads=heads.ctypes.data, head_bytes=heads.strides[0],
+        n_key_heads=shape.n_key_heads, n_heads=shape.n_heads, width=shape.width, grouped=shape.grouped, decay=alpha.address,
+        decay_stride=alpha.stride, per_channel=decay.n != shape.n_heads, beta=beta.address, beta_stride=beta.stride, v=v.address,
+        v_stride=v.stride, out=out.address, out_stride=out.stride, state=state.address, state_stride=state.stride,
+    )  # fmt: skip
+    b.program.add(recurrent.delta_heads, normed, f"norm the heads of {q.name}, {k.name}", barrier=False)
+    b.program.add(recurrent.delta_gates, gates, f"decays of {alpha.name}, sigmoid({beta.name})")
+    b.program.add(recurrent.delta_rule, record, f"{out.name} = delta rule of {q.name}, {k.name}, {v.name}")
+    for changed in (alpha, beta, out):
+        changed.quantized.clear()
+
+
+def gated_norm(b: Builder, x: Rows, width: int, weight: Address, eps: float, gate: Rows, activation: int, out: Rows) -> None:
+    """out = rmsnorm of each head (`width` values) of x, times `weight`, times silu or sigmoid (recurrent.SILU, SIGMOID) of the gate."""
+    record = pack(
+        recurrent.GATED_NORM_FIELDS, count=x.count, x=x.address, x_stride=x.stride, n_heads=x.width // width, width=width, weight=weight,
+        eps=float(eps), gate=gate.address, gate_stride=gate.stride, activation=activation, out=out.address, out_stride=out.stride,
+    )  # fmt: skip
+    name = "sigmoid" if activation == recurrent.SIGMOID else "silu"
+    b.program.add(recurrent.gated_norm, record, f"{out.name} = rmsnorm({x.name}) * {name}({gate.name})")
+    out.quantized.clear()
+
+
+def rearranged(b: Builder, x: Rows, out: Rows, width: int, source: list[int]) -> None:
+    """out = the blocks (of `width` values) of x whose numbers are given, in that order."""
+    if out.width != width * len(source) or x.width < width * (max(source) + 1):
+        raise ValueError(f"{len(source)} blocks of {width} for {out.name} of {out.width} values, from {x.name} of {x.width}")
+    table = b.zeros(len(source), np.int32)
+    table[:] = source
+    record = pack(
+        rearrange.REARRANGE_FIELDS, count=x.count, x=x.address, x_stride=x.stride, out=out.address, out_stride=out.stride, width=width,
+        source=table.ctypes.data, n_blocks=len(source),
+    )  # fmt: skip
+    b.program.add(rearrange.rearrange, record, f"{out.name} = {x.name} in another order")
     out.quantized.clear()
