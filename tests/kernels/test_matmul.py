@@ -1,4 +1,4 @@
-"""Matrix products and experts against naive ones, with every number of threads giving the same bits."""
+"""Matrix products against naive ones, with every number of threads giving the same bits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.paged import address, run
-from tests.reference import ops
-from vllm_cpp.kernels.cpu import embedding, matmul, moe
+from vllm_cpp.kernels.cpu import embedding, matmul
 from vllm_cpp.kernels.cpu.registry import encoding_kernels, tile_scratch_bytes
 from vllm_cpp.kernels.records import pack
 
@@ -64,74 +63,6 @@ def test_no_tokens_is_no_work():
     out = np.full((1, 8), 7, np.float32)
     product(np.zeros((0, K), np.float32), floats(8, K), out[:0])
     assert (out == 7).all()
-
-
-def experts(x, gate, up, down, ids, weights, scales=(None, None, None), nth=1):
-    """The three operations, from activations to the sum added to a copy of x; float32 [tokens, width]."""
-    n, top_k = ids.shape
-    gate_scale, up_scale, down_scale = map(address, scales)
-    n_experts, hidden, k = gate.shape
-    kernels, n_pairs, tile_bytes = encoding_kernels("F32"), n * top_k, tile_scratch_bytes(max(k, hidden))
-    offsets, pairs = ops.group_by_expert(ids.reshape(-1), n_experts)
-    offsets, pairs = np.asarray(offsets, np.int32), np.asarray(pairs, np.int32)
-    count, stride = np.array([n], np.int64), moe.scratch_bytes(n_pairs, tile_bytes)
-    scratch = np.full(stride * nth, 0xFF, np.uint8)
-    gate_out, up_out, y, out = (np.full((n_pairs, width), np.nan, np.float32) for width in (hidden, hidden, k, k))
-    towers = {
-        name: pack(moe.TOWER_FIELDS, base=address(t), slice_bytes=t.strides[0], places=0)
-        for name, t in (("gate", gate), ("up", up), ("down", down))
-    }
-    fn = {"rows_fn": kernels.rows_address, "tile_fn": kernels.tile_address}
-    shared = {"n_experts": n_experts, "offsets": address(offsets), "pairs": address(pairs), "scratch": address(scratch),
-    "scratch_stride": stride,
-              "max_count": n_pairs, **dict.fromkeys(moe.WAVE_FIELDS, 0)}  # fmt: skip
-    record = pack(
-        moe.UP_FIELDS, **shared, top_k=top_k, act=address(x), act_stride=x.strides[0], up_act=address(x), up_act_stride=x.strides[0],
-        gate_tower=address(towers["gate"]), gate_stride=gate.strides[1], gate_rows_fn=fn["rows_fn"], gate_tile_fn=fn["tile_fn"],
-        gate_scale=gate_scale, up_tower=address(towers["up"]), up_stride=up.strides[1], up_rows_fn=fn["rows_fn"],
-        up_tile_fn=fn["tile_fn"], up_scale=up_scale, k=k, n_rows=hidden, gate_out=address(gate_out), up_out=address(up_out),
-        out_stride=gate_out.strides[0],
-    )  # fmt: skip
-    run([moe.experts_up], record, nth)
-    record = pack(
-        moe.DOWN_FIELDS, **shared, act=address(gate_out), act_stride=gate_out.strides[0], tower=address(towers["down"]),
-        stride=down.strides[1],
-        **fn, scale=down_scale, k=hidden, n_rows=k, out=address(y), out_stride=y.strides[0],
-    )  # fmt: skip
-    run([moe.experts_down], record, nth)
-    out[:n] = x
-    record = pack(
-        moe.COMBINE_FIELDS, count=address(count), top_k=top_k, width=k, weights=address(weights), y=address(y), y_stride=y.strides[0],
-        x=address(out), x_stride=out.strides[0],
-    )  # fmt: skip
-    run([moe.combine], record, nth)
-    return out[:n]
-
-
-@pytest.mark.parametrize("n_tokens", [1, 6])
-@pytest.mark.parametrize("scaled", ["", "gate", "up", "down", "gate up down"])
-def test_experts(n_tokens, scaled):
-    rng = np.random.default_rng(5)
-    n_experts, hidden, top_k = 7, 50, 3
-    x, gate, up, down = (
-        floats(n_tokens, K),
-        floats(n_experts, hidden, K, seed=1),
-        floats(n_experts, hidden, K, seed=2),
-        floats(n_experts, K, hidden, seed=3),
-    )
-    ids = np.stack([rng.permutation(n_experts)[:top_k] for _ in range(n_tokens)]).astype(np.int32)
-    weights = rng.random((n_tokens, top_k)).astype(np.float32)
-    factors = {part: np.linspace(low, 2, n_experts, dtype=np.float32) for part, low in (("gate", 0.1), ("up", 0.3), ("down", 0.5))}
-    scales = [factors[part] if part in scaled else None for part in factors]
-    g_scale, u_scale, d_scale = (np.ones(n_experts) if scale is None else scale.astype(np.float64) for scale in scales)
-    expected = x.astype(np.float64)
-    for t in range(n_tokens):
-        for j, e in enumerate(ids[t]):
-            g, u = gate[e].astype(np.float64) @ x[t] * g_scale[e], up[e].astype(np.float64) @ x[t] * u_scale[e]
-            expected[t] += weights[t, j] * d_scale[e] * (down[e].astype(np.float64) @ ops.swiglu(g, u))
-    results = [experts(x, gate, up, down, ids, weights, scales, nth) for nth in (1, 2, 3, 5)]
-    assert np.abs(results[0] - expected).max() <= 1e-5 * np.abs(expected).max()
-    assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
 def test_embed_and_gather():

@@ -68,20 +68,6 @@ def attention(q, k, v, positions, scale):
     return out
 
 
-def route(logits, top_k, scores="softmax", bias=None, normalize=False, scale=1.0):
-    """Router logits [tokens, experts] -> ids and weights [tokens, top_k], by falling score, ties to the lower expert."""
-    logits = np.asarray(logits, np.float64)
-    p = {"softmax": softmax, "sigmoid": sigmoid, "softmax_chosen": lambda z: z}[scores](logits)
-    steered = p if bias is None else p + bias
-    ids = np.argsort(-steered, axis=1, kind="stable")[:, :top_k]
-    weights = np.take_along_axis(p, ids, 1)
-    if scores == "softmax_chosen":
-        weights = softmax(weights)
-    if normalize:
-        weights = weights / np.maximum(weights.sum(1, keepdims=True), 6.103515625e-5)
-    return ids, weights * scale
-
-
 def group_by_expert(ids, n_experts):
     """Flat expert ids of all pairs -> where each expert's run starts [experts + 1], and the pairs in that order."""
     offsets = [0] + [int(np.sum(ids <= e)) for e in range(n_experts)]

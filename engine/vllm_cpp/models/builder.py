@@ -329,13 +329,41 @@ class Builder:
         self.head_record = self.matmul(w, h, logits, bias=bias, scale=scale)
 
     def swiglu(self, gate: Rows, up: Rows, out: Rows) -> None:
+        """out = silu(gate) * up."""
+        self.activate(gate, up, out, elementwise.SILU_GATED)
+
+    def activate(self, gate: Rows | None, up: Rows, out: Rows, activation: elementwise.Activation) -> None:
+        """out = the activation of gate and up; None for the gate where the activation has none. `out` may be gate or up."""
+        if activation.gated != (gate is not None):
+            raise ValueError(f"{activation} {'needs' if activation.gated else 'has no'} gate")
         record = pack(
-            elementwise.SWIGLU_FIELDS, count=gate.count, gate=gate.address, gate_stride=gate.stride, up=up.address, up_stride=up.stride,
-            width=gate.width,
+            elementwise.ACTIVATE_FIELDS, count=up.count, kind=activation.kind, limit=float(activation.limit),
+            gate=gate.address if gate else 0, gate_stride=gate.stride if gate else 0, up=up.address, up_stride=up.stride, width=up.width,
             out=out.address, out_stride=out.stride,
         )  # fmt: skip
-        self.program.add(elementwise.swiglu, record, f"{out.name} = silu({gate.name}) * {up.name}")
+        operands = f"{gate.name}, {up.name}" if gate else up.name
+        self.program.add(elementwise.activate, record, f"{out.name} = {activation}({operands})")
         out.quantized.clear()
+
+    def add(self, x: Rows, y: Rows, factor: float = 1.0) -> None:
+        """x += factor * y."""
+        self._add(x, y.address, y.stride, 1.0, factor, f"{x.name} += {factor:g} * {y.name}")
+
+    def scale(self, x: Rows, factor: float) -> None:
+        """x *= factor."""
+        self._add(x, 0, 0, factor, 0.0, f"{x.name} *= {factor:g}")
+
+    def clear(self, x: Rows) -> None:
+        """x = 0."""
+        self._add(x, 0, 0, 0.0, 0.0, f"{x.name} = 0")
+
+    def _add(self, x: Rows, y: Address, y_stride: int, keep: float, factor: float, label: str) -> None:
+        record = pack(
+            elementwise.ADD_FIELDS, count=x.count, x=x.address, x_stride=x.stride, width=x.width, y=y, y_stride=y_stride, keep=keep,
+            factor=factor,
+        )  # fmt: skip
+        self.program.add(elementwise.add, record, label)
+        x.quantized.clear()
 
     def gated_add(self, x: Rows, y: Rows, gate: Rows) -> None:
         record = pack(

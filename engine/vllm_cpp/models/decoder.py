@@ -13,6 +13,7 @@ from typing import NamedTuple
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.hparams import HyperParameters, Rope
 from vllm_cpp.kernels.cpu import rope, router
+from vllm_cpp.kernels.cpu.elementwise import SILU_GATED, Activation
 from vllm_cpp.models.builder import Builder, Rows, Weight
 from vllm_cpp.models.operations import attention as attention_ops
 from vllm_cpp.models.operations import experts as expert_ops
@@ -35,9 +36,15 @@ class Traits:
     embedding_scale: float = 1.0  # embeddings are multiplied by it
     residual_scale: float = 1.0  # so is what each part adds to the residual stream
     logit_divisor: float = 1.0  # logits are divided by it
-    normalize_experts: bool = True  # chosen experts' weights are divided by their sum
+    activation: Activation = SILU_GATED  # of dense parts and experts
+    expert_scores: int | None = router.SOFTMAX  # how router logits become scores; None: expert_gating_func must say
+    reads_expert_scores: bool = False  # expert_gating_func, where it is there, says otherwise
+    needs_expert_bias: bool = False  # exp_probs_b.bias must be there (it is honoured where it is)
+    normalize_experts: bool | None = True  # chosen experts' weights are divided by their sum; None: if expert_weights_norm says so
+    scale_experts: bool = False  # expert_weights_scale is honoured
     expert_width: Callable[[HyperParameters, int], int] | None = None  # hidden units of an expert; None: feed_forward_length
-    gated_shared_expert: bool = False
+    shared_width: Callable[[HyperParameters, int], int] | None = None  # of the shared expert (0: there is none); None: none anywhere
+    gated_shared_expert: bool = False  # it is multiplied by a sigmoid of its own
 
 
 class Mixed(NamedTuple):
@@ -124,7 +131,7 @@ def feed_forward(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Ro
     if hp.num_experts and il >= hp.num_leading_dense_layers:
         experts(b, hp, traits, il, h, x)
     else:
-        dense(b, il, h, x, hp.feed_forward_length[il], bias=traits.ffn_bias)
+        dense(b, il, h, x, hp.feed_forward_length[il], bias=traits.ffn_bias, activation=traits.activation)
 
 
 def _check(hp: HyperParameters) -> None:
@@ -224,54 +231,121 @@ def _project(b: Builder, il: int, h: Rows, parts: dict[str, Rows], n: int) -> No
 
 
 # -- feed-forward
-def dense(b: Builder, il: int, h: Rows, x: Rows, width: int, *, suffix: str = "", bias: bool = False, out: Rows | None = None) -> None:
-    """x += down · (silu(gate · h) * (up · h)); into `out` instead of being added to x where that is given."""
+def dense(
+    b: Builder, il: int, h: Rows, x: Rows, width: int, *, suffix: str = "", bias: bool = False, out: Rows | None = None,
+    activation: Activation = SILU_GATED,
+) -> None:  # fmt: skip
+    """x += down · activation(gate · h, up · h); into `out` instead of being added to x where that is given."""
     if width <= 0:
-        raise ModelLoadError(f"feed_forward_length is missing, and layer {il} has a dense feed-forward part (ffn_gate{suffix})")
-    n = x.width
-    parts = {}
-    for part, rows, cols in (("gate", width, n), ("up", width, n), ("down", n, width)):
+        raise ModelLoadError(f"feed_forward_length is missing, and layer {il} has a dense feed-forward part (ffn_up{suffix})")
+    parts, biases, scales = {}, {}, {}
+    for part, rows, cols in (("gate", width, h.width), ("up", width, h.width), ("down", x.width, width)):
+        if part == "gate" and not activation.gated:
+            continue
         name = f"blk.{il}.ffn_{part}{suffix}"
-        parts[part] = (
-            b.weight(f"{name}.weight", rows, cols),
-            b.maybe_vector(f"{name}.bias", rows) if bias else 0,
-            b.maybe_vector(f"{name}.scale", 1),
-        )
-    gate, up = b.rows(f"gate{suffix}", width, h.count), b.rows(f"up{suffix}", width, h.count)
-    b.activations(h, [parts["gate"][0], parts["up"][0]])
-    b.matmul(parts["gate"][0], h, gate, bias=parts["gate"][1], scale=parts["gate"][2], barrier=False)
-    b.matmul(parts["up"][0], h, up, bias=parts["up"][1], scale=parts["up"][2])
-    b.swiglu(gate, up, gate)
-    b.matmul(parts["down"][0], gate, x if out is None else out, accumulate=out is None, bias=parts["down"][1], scale=parts["down"][2])
+        parts[part] = b.weight(f"{name}.weight", rows, cols)
+        biases[part] = b.maybe_vector(f"{name}.bias", rows) if bias else 0
+        scales[part] = b.maybe_vector(f"{name}.scale", 1)
+    hidden = {part: b.rows(f"{part}{suffix} {width}", width, h.count) for part in parts if part != "down"}
+    b.activations(h, [parts[part] for part in hidden])
+    for part, rows in hidden.items():
+        b.matmul(parts[part], h, rows, bias=biases[part], scale=scales[part], barrier=part == "up")
+    made = hidden.get("gate", hidden["up"])
+    b.activate(hidden.get("gate"), hidden["up"], made, activation)
+    b.matmul(parts["down"], made, x if out is None else out, accumulate=out is None, bias=biases["down"], scale=scales["down"])
 
 
 def experts(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x: Rows) -> None:
-    """x += routed experts (FAMILIES: Experts, steps 1, 4, 5, 7), and a shared expert where the family has one."""
-    n, e = hp.embedding_length, hp.num_experts
+    """x += routed experts (FAMILIES: Experts), and a shared expert where the layer has one."""
     width = traits.expert_width(hp, il) if traits.expert_width else hp.feed_forward_length[il]
     if width <= 0:
         raise ModelLoadError(f"the experts' width of layer {il} is missing (expert_feed_forward_length or feed_forward_length)")
-    logits = b.rows("router logits", e, h.count)
-    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", e, n), h, logits)
-    routes = expert_ops.route(b, logits, hp.top_k[il], scores=router.SOFTMAX, bias=0, normalize=traits.normalize_experts, scale=1.0)
-    gate, up = (b.tower(f"blk.{il}.ffn_{part}_exps.weight", e, width, n) for part in ("gate", "up"))
-    down = b.tower(f"blk.{il}.ffn_down_exps.weight", e, n, width)
-    if not traits.gated_shared_expert:
-        expert_ops.experts(b, routes, h, gate, up, down, x)
-        return
-    y, g = b.rows("shared expert", n, h.count), b.rows("shared expert gate", 1, h.count)
+    routes = route(b, hp, traits, il, h)
+    towers = expert_ops.towers(b, il, hp.num_experts, width, h.width, gated=traits.activation.gated)
+    shared = SharedExpert(b, hp, traits, il, h, x)
+    expert_ops.experts(b, routes, h, towers, x, activation=traits.activation, meanwhile=shared.compute)
+    shared.add()
 
-    def shared_expert() -> None:
-        dense(b, il, h, x, hp.shared_expert_feed_forward_length or hp.feed_forward_length[il], suffix="_shexp", out=y)
-        b.matmul(b.weight(f"blk.{il}.ffn_gate_inp_shexp.weight", 1, n), h, g)
 
-    expert_ops.experts(b, routes, h, gate, up, down, x, meanwhile=shared_expert)
-    b.gated_add(x, y, g)
+_GATING_FUNCTIONS = {1: router.SOFTMAX, 2: router.SIGMOID, 3: router.SOFTMAX_CHOSEN, 4: router.SQRT_SOFTPLUS}
+
+
+def route(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, table: int = 0) -> expert_ops.Routes:
+    """The experts of every row of h, and their weights (FAMILIES: Experts, steps 1 to 6). `table`: see `experts_by_token`."""
+    n_experts, top_k = hp.num_experts, hp.top_k[il]
+    if top_k < 1:
+        raise ModelLoadError(f"expert_used_count of layer {il} is 0, expected 1 to expert_count, {n_experts}")
+    scores = traits.expert_scores
+    if (traits.reads_expert_scores or scores is None) and hp.expert_gating_func is not None:
+        scores = _GATING_FUNCTIONS[hp.expert_gating_func]
+    if scores is None:
+        raise ModelLoadError(f"expert_gating_func is missing, which {hp.architecture} needs: 1 (softmax), 2 (sigmoid), 3 or 4")
+    logits = b.rows("router logits", n_experts, h.count)
+    router_bias = b.maybe_vector(f"blk.{il}.ffn_gate_inp.bias", n_experts)
+    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", n_experts, h.width), h, logits, bias=router_bias)
+    name = f"blk.{il}.exp_probs_b.bias"
+    bias = b.vector(name, n_experts) if traits.needs_expert_bias and not table else b.maybe_vector(name, n_experts)
+    return expert_ops.route(
+        b, logits, top_k, scores=scores, bias=bias,
+        normalize=hp.expert_weights_norm if traits.normalize_experts is None else traits.normalize_experts,
+        scale=(hp.expert_weights_scale or 1.0) if traits.scale_experts else 1.0,
+        groups=max(hp.num_expert_groups, 1), groups_used=hp.num_expert_groups_used, table=table,
+    )  # fmt: skip
+
+
+class SharedExpert:
+    """The shared expert of a layer, if it has one: `compute` adds operations that need not wait for the routed ones, `add` is called after
+    those. What it makes of h is added to x."""
+
+    def __init__(
+        self, b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x: Rows, activation: Activation | None = None
+    ):  # fmt: skip
+        self._b, self._traits, self._il, self._h, self._x = b, traits, il, h, x
+        self._activation = activation or traits.activation
+        self._width = traits.shared_width(hp, il) if traits.shared_width else 0
+
+    def compute(self) -> None:
+        b, h = self._b, self._h
+        if not self._width:
+            return
+        if not self._traits.gated_shared_expert:
+            dense(b, self._il, h, self._x, self._width, suffix="_shexp", activation=self._activation)
+            return
+        y, gate = self._rows()
+        dense(b, self._il, h, self._x, self._width, suffix="_shexp", activation=self._activation, out=y)
+        b.matmul(b.weight(f"blk.{self._il}.ffn_gate_inp_shexp.weight", 1, h.width), h, gate)
+
+    def add(self) -> None:
+        if self._width and self._traits.gated_shared_expert:
+            self._b.gated_add(self._x, *self._rows())
+
+    def _rows(self) -> tuple[Rows, Rows]:
+        return self._b.rows("shared expert", self._x.width, self._h.count), self._b.rows("shared expert gate", 1, self._h.count)
 
 
 def expert_width_or_share(hp: HyperParameters, il: int) -> int:
     """expert_feed_forward_length, else feed_forward_length // top_k."""
-    return hp.expert_feed_forward_length[il] or hp.feed_forward_length[il] // hp.top_k[il]
+    return hp.expert_feed_forward_length[il] or hp.feed_forward_length[il] // max(hp.top_k[il], 1)
+
+
+def expert_length(hp: HyperParameters, il: int) -> int:
+    """expert_feed_forward_length."""
+    return hp.expert_feed_forward_length[il]
+
+
+def shared_length(hp: HyperParameters, il: int) -> int:  # noqa: ARG001 - every shared_width takes both
+    """expert_shared_feed_forward_length; without it there is no shared expert."""
+    return hp.shared_expert_feed_forward_length
+
+
+def shared_length_or_dense(hp: HyperParameters, il: int) -> int:
+    """expert_shared_feed_forward_length, else feed_forward_length."""
+    return hp.shared_expert_feed_forward_length or hp.feed_forward_length[il]
+
+
+def shared_by_count(hp: HyperParameters, il: int) -> int:
+    """As wide as expert_shared_count routed experts."""
+    return expert_width_or_share(hp, il) * hp.num_shared_experts
 
 
 # -- head

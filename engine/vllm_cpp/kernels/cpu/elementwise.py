@@ -1,31 +1,67 @@
 """Operations value by value: activations, biases, additions.
 
-Owns the vector forms of sigmoid and silu; the bits of a value never depend on where in a row it stands. Must not know what the rows mean.
+Owns the vector forms of sigmoid and of the activations of feed-forward parts; the bits of a value never depend on where in a row it
+stands. Must not know what the rows mean.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from vllm_cpp.kernels import jit, simd
-from vllm_cpp.kernels.cpu.fields import field, share
+from vllm_cpp.kernels.cpu.fields import field, number, share
 from vllm_cpp.kernels.simd import f32, f32x16
 from vllm_cpp.kernels.vectors import Value, unrolled
 
 LANES = 16
 
-SWIGLU_FIELDS = (
+# What a hidden unit of a feed-forward part makes of its gate and up values g, u; c is the activation's limit.
+SILU = 0  # silu(g) * u
+GELU = 1  # gelu(g) * u, in the form with tanh
+SQUARED_RELU = 2  # max(u, 0)^2: there is no gate
+SHIFTED_SILU = 3  # g' * sigmoid(1.702 g') * (u' + 1), g' = min(g, c), u' = u cut to -c ... c
+SILU_THEN_CUT = 4  # min(silu(g), c) * u'
+CUT_THEN_SILU = 5  # silu(min(g, c)) * u'
+
+
+class Activation(NamedTuple):
+    """One of the kinds above and its limit (infinite: nothing is cut), which the first three have none of."""
+
+    kind: int
+    limit: float = math.inf
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate projection stands beside the up projection."""
+        return self.kind != SQUARED_RELU
+
+    def __str__(self) -> str:
+        limit = "" if math.isinf(self.limit) else f" within {self.limit:g}"
+        return f"{_NAMES[self.kind]}{limit}"
+
+
+_NAMES = ("silu", "gelu", "squared relu", "shifted silu", "silu, then cut", "cut, then silu")
+SILU_GATED = Activation(SILU)
+_GELU_SLOPE, _GELU_CUBE = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715  # (1 + tanh(z)) / 2 is sigmoid(2 z)
+
+ACTIVATE_FIELDS = (
     "count",  # address of the int64 number of rows
-    "gate", "gate_stride", "up", "up_stride",  # f32 rows; bytes between two (both in one buffer: up = gate + 4 * width)
+    "kind", "limit",  # of the activation; the limit is a float
+    "gate", "gate_stride",  # f32 rows; bytes between two; not read where the kind has no gate
+    "up", "up_stride",  # the same (both in one buffer: up = gate + 4 * width)
     "width",  # values a row
     "out", "out_stride",  # f32 rows; may be gate or up itself
 )  # fmt: skip
-_COUNT, _GATE, _GATE_STRIDE, _UP, _UP_STRIDE, _WIDTH, _OUT, _OUT_STRIDE = range(len(SWIGLU_FIELDS))
+_COUNT, _KIND, _LIMIT, _GATE, _GATE_STRIDE, _UP, _UP_STRIDE, _WIDTH, _OUT, _OUT_STRIDE = range(len(ACTIVATE_FIELDS))
 
 ADD_FIELDS = (
     "count",  # address of the int64 number of rows
     "x", "x_stride", "width",  # f32 rows added to; bytes between two; values a row
-    "y", "y_stride",  # f32 rows added (y_stride 0: one row, a bias, added to each)
+    "y", "y_stride",  # f32 rows added (y_stride 0: one row, a bias, added to each), or 0: nothing is added
+    "keep", "factor",  # float: x is multiplied by it before; y is
 )  # fmt: skip
-_A_COUNT, _A_X, _A_X_STRIDE, _A_WIDTH, _A_Y, _A_Y_STRIDE = range(len(ADD_FIELDS))
+_A_COUNT, _A_X, _A_X_STRIDE, _A_WIDTH, _A_Y, _A_Y_STRIDE, _A_KEEP, _A_FACTOR = range(len(ADD_FIELDS))
 
 GATED_ADD_FIELDS = (
     "count",  # address of the int64 number of rows
@@ -46,10 +82,51 @@ def silu(x: Value) -> Value:
     return x / (simd.exp(-x) + 1.0)
 
 
+@unrolled
+def _squared_relu(x: Value) -> Value:
+    above = simd.select(x < 0.0, 0.0, x)
+    return above * above
+
+
+@unrolled
+def _cut(x: Value, limit: Value) -> Value:
+    """x within -limit ... limit; what is not a number stays so."""
+    return simd.select(x > limit, limit, simd.select(x < -limit, -limit, x))
+
+
+@unrolled
+def _general(g: Value, u: Value, before: Value, after: Value, around: Value, shift: Value, slope: Value, cube: Value) -> Value:
+    """min(g' * sigmoid(g' * (slope + cube * g'^2)), after) * (u' + shift) for g' = min(g, before) and u' within -around ... around."""
+    g = simd.select(g > before, before, g)
+    y = g / (simd.exp(-(g * (slope + cube * (g * g)))) + 1.0)
+    return simd.select(y > after, after, y) * (_cut(u, around) + shift)
+
+
 @jit.inner
-def swiglu_span(gate, up, out, n):  # type: ignore[no-untyped-def]
-    """out = silu(gate) * up, n values; `out` may be gate or up."""
+def activate_span(kind, limit, gate, up, out, n):  # type: ignore[no-untyped-def]
+    """out = the activation of gate and up, n values; `out` may be gate or up."""
     whole = n & -LANES
+    if kind == SQUARED_RELU:
+        for i in range(0, whole, LANES):
+            simd.store(out + 4 * i, _squared_relu(simd.load(f32x16, up + 4 * i)))
+        for i in range(whole, n):
+            simd.store(out + 4 * i, _squared_relu(simd.load(f32, up + 4 * i)))
+        return
+    if kind != SILU:
+        no_limit = f32(math.inf)
+        slope = f32(_GELU_SLOPE) if kind == GELU else f32(1.702) if kind == SHIFTED_SILU else f32(1)
+        cube = f32(_GELU_CUBE) if kind == GELU else f32(0)
+        around = no_limit if kind == GELU else limit
+        before = no_limit if kind == SILU_THEN_CUT else around
+        after = limit if kind == SILU_THEN_CUT else no_limit
+        shift = f32(1) if kind == SHIFTED_SILU else f32(0)
+        for i in range(0, whole, LANES):
+            g, u = simd.load(f32x16, gate + 4 * i), simd.load(f32x16, up + 4 * i)
+            simd.store(out + 4 * i, _general(g, u, before, after, around, shift, slope, cube))
+        for i in range(whole, n):
+            g, u = simd.load(f32, gate + 4 * i), simd.load(f32, up + 4 * i)
+            simd.store(out + 4 * i, _general(g, u, before, after, around, shift, slope, cube))
+        return
     for i in range(0, whole, LANES):
         simd.store(out + 4 * i, silu(simd.load(f32x16, gate + 4 * i)) * simd.load(f32x16, up + 4 * i))
     for i in range(whole, n):
@@ -79,8 +156,8 @@ def span(at, last, width):  # type: ignore[no-untyped-def]
 
 
 @jit.op
-def swiglu(args, tid, nth):  # type: ignore[no-untyped-def]
-    """out = silu(gate) * up."""
+def activate(args, tid, nth):  # type: ignore[no-untyped-def]
+    """out = the activation of gate and up."""
     width = field(args, _WIDTH)
     vectors = field(field(args, _COUNT), 0) * ((width + LANES - 1) // LANES)
     at, last = share(vectors, 1, tid, nth), share(vectors, 1, tid + 1, nth)
@@ -88,19 +165,34 @@ def swiglu(args, tid, nth):  # type: ignore[no-untyped-def]
         row, column, n, at = span(at, last, width)
         gate = field(args, _GATE) + row * field(args, _GATE_STRIDE) + 4 * column
         up = field(args, _UP) + row * field(args, _UP_STRIDE) + 4 * column
-        swiglu_span(gate, up, field(args, _OUT) + row * field(args, _OUT_STRIDE) + 4 * column, n)
+        out = field(args, _OUT) + row * field(args, _OUT_STRIDE) + 4 * column
+        activate_span(field(args, _KIND), number(args, _LIMIT), gate, up, out, n)
+
+
+@jit.inner
+def _scale_span(x, factor, n):  # type: ignore[no-untyped-def]
+    """x *= factor, n values; a factor of 0 clears whatever stands there."""
+    whole = n & -LANES
+    for i in range(0, whole, LANES):
+        simd.store(x + 4 * i, simd.load(f32x16, x + 4 * i) * factor if factor != 0 else simd.zero(f32x16))
+    for i in range(whole, n):
+        simd.store(x + 4 * i, simd.load(f32, x + 4 * i) * factor if factor != 0 else f32(0))
 
 
 @jit.op
 def add(args, tid, nth):  # type: ignore[no-untyped-def]
-    """x += y."""
+    """x = keep * x + factor * y."""
+    keep, factor = number(args, _A_KEEP), number(args, _A_FACTOR)
     width = field(args, _A_WIDTH)
     vectors = field(field(args, _A_COUNT), 0) * ((width + LANES - 1) // LANES)
     at, last = share(vectors, 1, tid, nth), share(vectors, 1, tid + 1, nth)
     while at < last:
         row, column, n, at = span(at, last, width)
         x = field(args, _A_X) + row * field(args, _A_X_STRIDE) + 4 * column
-        add_span(x, field(args, _A_Y) + row * field(args, _A_Y_STRIDE) + 4 * column, f32(1), n)
+        if keep != 1:
+            _scale_span(x, keep, n)
+        if field(args, _A_Y) != 0:
+            add_span(x, field(args, _A_Y) + row * field(args, _A_Y_STRIDE) + 4 * column, factor, n)
 
 
 @jit.op

@@ -10,18 +10,19 @@ Where slices are streamed, another operation computes the same: it takes the exp
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit, libc
-from vllm_cpp.kernels.cpu.elementwise import swiglu_span
-from vllm_cpp.kernels.cpu.fields import field, index, set_index, share
+from vllm_cpp.kernels.cpu.elementwise import SQUARED_RELU, activate_span
+from vllm_cpp.kernels.cpu.fields import field, index, number, set_index, share
 from vllm_cpp.kernels.cpu.matmul import SPLIT_ROWS, product
 from vllm_cpp.kernels.cpu.slots import READY, ended_reads, place_of, state_of, wait_for_read
 from vllm_cpp.kernels.simd import f32, i32, i64, load, store
 
-# A tower's record: where the slices of one projection of one layer stand.
+# A projection's record: where its rows stand in the slices of a tower, of which they are all or a part.
 TOWER_FIELDS = (
-    "base", "slice_bytes",  # of expert 0; bytes between two
+    "base", "slice_bytes",  # its first row in expert 0's slice; bytes between two slices
     "places",  # 0, or where a streamed tower's slices are at present (see slots.py)
+    "offset",  # bytes of a slice that stand before its first row
 )  # fmt: skip
-_BASE, _SLICE_BYTES, _PLACES = range(len(TOWER_FIELDS))
+_BASE, _SLICE_BYTES, _PLACES, _OFFSET = range(len(TOWER_FIELDS))
 
 # The work list of a layer whose slices are streamed; all 0 in the records of one whose slices are not.
 WAVE_FIELDS = (
@@ -33,50 +34,55 @@ WAVE_FIELDS = (
 UP_FIELDS = (
     "n_experts", "top_k",
     "offsets", "pairs",  # i32[n_experts + 1], i32[n_pairs]: expert e's pairs are pairs[offsets[e]:offsets[e + 1]]
+    "kind", "limit",  # of the activation (see elementwise.py); the limit is a float
     "act", "act_stride",  # the tokens' activation rows
-    # records; bytes between two weight rows; kernels; f32[n_experts] or 0
-    "gate_tower", "gate_stride", "gate_rows_fn", "gate_tile_fn", "gate_scale",
-    "up_tower", "up_stride", "up_rows_fn", "up_tile_fn", "up_scale",
+    # records; bytes between two weight rows; kernels; f32[n_experts] or 0; where expert 0's n_rows f32 stand, or 0. Where the kind has no
+    # gate, its record is that of `up`, and nothing else of it is read.
+    "gate_tower", "gate_stride", "gate_rows_fn", "gate_tile_fn", "gate_scale", "gate_bias",
+    "up_tower", "up_stride", "up_rows_fn", "up_tile_fn", "up_scale", "up_bias",
+    "bias_stride",  # bytes between two experts' biases
     "k", "n_rows",  # values of an activation row; hidden units of an expert
-    "gate_out", "up_out", "out_stride",  # f32 rows, one a pair; bytes between two; gate_out ends up holding silu(gate) * up
+    "gate_out", "up_out", "out_stride",  # f32 rows, one a pair; bytes between two; gate_out ends up holding the hidden units
     "up_act",  # the activation rows `up` wants (they differ from `act` where gate and up are encoded differently)
     "up_act_stride",
     "scratch", "scratch_stride", "max_count",
     *WAVE_FIELDS,
 )  # fmt: skip
-(_N_EXPERTS, _TOP_K, _OFFSETS, _PAIRS, _ACT, _ACT_STRIDE, _GATE_TOWER, _GATE_STRIDE, _GATE_ROWS_FN, _GATE_TILE_FN, _GATE_SCALE, _UP_TOWER,
- _UP_STRIDE,
- _UP_ROWS_FN, _UP_TILE_FN, _UP_SCALE, _K, _N_ROWS, _GATE_OUT, _UP_OUT, _OUT_STRIDE, _UP_ACT, _UP_ACT_STRIDE, _SCRATCH, _SCRATCH_STRIDE,
- _MAX_COUNT, _WAVE, _N_WAVE, _WAITING, _WAITING_STRIDE, _ENDED) = range(len(UP_FIELDS))  # fmt: skip
+(_N_EXPERTS, _TOP_K, _OFFSETS, _PAIRS, _KIND, _LIMIT, _ACT, _ACT_STRIDE, _GATE_TOWER, _GATE_STRIDE, _GATE_ROWS_FN, _GATE_TILE_FN,
+ _GATE_SCALE, _GATE_BIAS, _UP_TOWER, _UP_STRIDE, _UP_ROWS_FN, _UP_TILE_FN, _UP_SCALE, _UP_BIAS, _BIAS_STRIDE, _K, _N_ROWS, _GATE_OUT,
+ _UP_OUT, _OUT_STRIDE, _UP_ACT, _UP_ACT_STRIDE, _SCRATCH, _SCRATCH_STRIDE, _MAX_COUNT, _WAVE, _N_WAVE, _WAITING, _WAITING_STRIDE,
+ _ENDED) = range(len(UP_FIELDS))  # fmt: skip
 
 DOWN_FIELDS = (
     "n_experts",
     "offsets", "pairs",
     "act", "act_stride",  # the pairs' activation rows
-    "tower", "stride", "rows_fn", "tile_fn", "scale",
+    "tower", "stride", "rows_fn", "tile_fn", "scale", "bias",  # bias: f32[n_experts, n_rows], or 0
     "k", "n_rows",  # hidden units; values of an output row
     "out", "out_stride",  # f32 rows, one a pair; bytes between two
     "scratch", "scratch_stride", "max_count",
     *WAVE_FIELDS,
 )  # fmt: skip
-(_D_N_EXPERTS, _D_OFFSETS, _D_PAIRS, _D_ACT, _D_ACT_STRIDE, _D_TOWER, _D_STRIDE, _D_ROWS_FN, _D_TILE_FN, _D_SCALE, _D_K, _D_N_ROWS,
- _D_OUT, _D_OUT_STRIDE, _D_SCRATCH,
- _D_SCRATCH_STRIDE, _D_MAX_COUNT, _D_WAVE, _D_N_WAVE, _D_WAITING, _D_WAITING_STRIDE, _D_ENDED) = range(len(DOWN_FIELDS))  # fmt: skip
+(_D_N_EXPERTS, _D_OFFSETS, _D_PAIRS, _D_ACT, _D_ACT_STRIDE, _D_TOWER, _D_STRIDE, _D_ROWS_FN, _D_TILE_FN, _D_SCALE, _D_BIAS, _D_K,
+ _D_N_ROWS, _D_OUT, _D_OUT_STRIDE, _D_SCRATCH, _D_SCRATCH_STRIDE, _D_MAX_COUNT, _D_WAVE, _D_N_WAVE, _D_WAITING, _D_WAITING_STRIDE,
+ _D_ENDED) = range(len(DOWN_FIELDS))  # fmt: skip
 
 ADVISE_FIELDS = (
     "offsets", "n_experts",
     "n_towers", "tower0", "tower1", "tower2",  # tower records
 )  # fmt: skip
 _V_OFFSETS, _V_N_EXPERTS, _V_N_TOWERS, _V_TOWER0, _, _ = range(len(ADVISE_FIELDS))
+MAX_TOWERS = 3
 
 COMBINE_FIELDS = (
     "count",  # address of the int64 number of tokens
     "top_k", "width",
     "weights",  # f32[n_tokens, top_k]
     "y", "y_stride",  # f32 rows, one a pair: the experts' outputs; bytes between two
-    "x", "x_stride",  # f32 rows added to
+    "x", "x_stride",  # f32 rows
+    "accumulate",  # 1: add to what stands in x
 )  # fmt: skip
-_C_COUNT, _C_TOP_K, _C_WIDTH, _C_WEIGHTS, _C_Y, _C_Y_STRIDE, _C_X, _C_X_STRIDE = range(len(COMBINE_FIELDS))
+_C_COUNT, _C_TOP_K, _C_WIDTH, _C_WEIGHTS, _C_Y, _C_Y_STRIDE, _C_X, _C_X_STRIDE, _C_ACCUMULATE = range(len(COMBINE_FIELDS))
 
 
 def scratch_bytes(max_pairs: int, tile_scratch_bytes: int) -> int:
@@ -86,10 +92,10 @@ def scratch_bytes(max_pairs: int, tile_scratch_bytes: int) -> int:
 
 @jit.inner
 def slice_address(tower, expert):  # type: ignore[no-untyped-def]
-    """Where the first weight row of one expert stands."""
+    """Where a projection's first weight row of one expert stands."""
     places = field(tower, _PLACES)
     if places != 0:
-        return place_of(places, expert)
+        return place_of(places, expert) + field(tower, _OFFSET)
     return field(tower, _BASE) + expert * field(tower, _SLICE_BYTES)
 
 
@@ -117,6 +123,14 @@ def scale_rows(pairs, n, out, out_stride, first, last, factor):  # type: ignore[
 
 
 @jit.inner
+def add_bias(pairs, n, out, out_stride, first, last, bias):  # type: ignore[no-untyped-def]
+    for i in range(n):
+        row = out + out_stride * load(i32, pairs + 4 * i)
+        for r in range(first, last):
+            store(row + 4 * r, load(f32, row + 4 * r) + load(f32, bias + 4 * r))
+
+
+@jit.inner
 def point(pairs, n, act, act_stride, divisor, acts, out, out_stride, first, outs):  # type: ignore[no-untyped-def]
     """Fill the two address tables: pair p reads activation row p // divisor and writes output row p, from column `first`."""
     for i in range(n):
@@ -127,36 +141,42 @@ def point(pairs, n, act, act_stride, divisor, acts, out, out_stride, first, outs
 
 @jit.inner
 def _up_of(args, tid, first, last, e):  # type: ignore[no-untyped-def]
-    """Rows first ... last - 1 of expert e: gate_out[p, r] = silu(gate_e[r] . act[token of p]) * (up_e[r] . up_act[token of p])."""
+    """Rows first ... last - 1 of expert e: gate_out[p, r] = the activation of gate_e[r] . act[token of p] and up_e[r] . up_act[token of
+    p], each times its scale, plus its bias."""
     start = index(field(args, _OFFSETS), e)
     n = index(field(args, _OFFSETS), e + 1) - start
     if n == 0:
         return
-    k, top_k = field(args, _K), field(args, _TOP_K)
+    k, top_k, kind = field(args, _K), field(args, _TOP_K), field(args, _KIND)
     gate_out, up_out, out_stride = field(args, _GATE_OUT), field(args, _UP_OUT), field(args, _OUT_STRIDE)
     gate_stride, up_stride = field(args, _GATE_STRIDE), field(args, _UP_STRIDE)
     acts = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
     outs = acts + 8 * field(args, _MAX_COUNT)
     tile_scratch = outs + 8 * field(args, _MAX_COUNT)
     pairs = field(args, _PAIRS) + 4 * start
-    gate = slice_address(field(args, _GATE_TOWER), e) + first * gate_stride
-    point(pairs, n, field(args, _ACT), field(args, _ACT_STRIDE), top_k, acts, gate_out, out_stride, first, outs)
-    product(field(args, _GATE_ROWS_FN), field(args, _GATE_TILE_FN), gate, gate_stride, last - first, k, acts, n, outs, tile_scratch)
+    if kind != SQUARED_RELU:
+        gate = slice_address(field(args, _GATE_TOWER), e) + first * gate_stride
+        point(pairs, n, field(args, _ACT), field(args, _ACT_STRIDE), top_k, acts, gate_out, out_stride, first, outs)
+        product(field(args, _GATE_ROWS_FN), field(args, _GATE_TILE_FN), gate, gate_stride, last - first, k, acts, n, outs, tile_scratch)
+        if field(args, _GATE_SCALE) != 0:
+            scale_rows(pairs, n, gate_out, out_stride, first, last, load(f32, field(args, _GATE_SCALE) + 4 * e))
+        if field(args, _GATE_BIAS) != 0:
+            add_bias(pairs, n, gate_out, out_stride, first, last, field(args, _GATE_BIAS) + e * field(args, _BIAS_STRIDE))
     up = slice_address(field(args, _UP_TOWER), e) + first * up_stride
     point(pairs, n, field(args, _UP_ACT), field(args, _UP_ACT_STRIDE), top_k, acts, up_out, out_stride, first, outs)
     product(field(args, _UP_ROWS_FN), field(args, _UP_TILE_FN), up, up_stride, last - first, k, acts, n, outs, tile_scratch)
-    if field(args, _GATE_SCALE) != 0:
-        scale_rows(pairs, n, gate_out, out_stride, first, last, load(f32, field(args, _GATE_SCALE) + 4 * e))
     if field(args, _UP_SCALE) != 0:
         scale_rows(pairs, n, up_out, out_stride, first, last, load(f32, field(args, _UP_SCALE) + 4 * e))
+    if field(args, _UP_BIAS) != 0:
+        add_bias(pairs, n, up_out, out_stride, first, last, field(args, _UP_BIAS) + e * field(args, _BIAS_STRIDE))
     for i in range(n):
         at = out_stride * load(i32, pairs + 4 * i) + 4 * first
-        swiglu_span(gate_out + at, up_out + at, gate_out + at, last - first)
+        activate_span(kind, number(args, _LIMIT), gate_out + at, up_out + at, gate_out + at, last - first)
 
 
 @jit.op
 def experts_up(args, tid, nth):  # type: ignore[no-untyped-def]
-    """The gated hidden units of every pair, this thread's rows."""
+    """The hidden units of every pair, this thread's rows."""
     n_rows = field(args, _N_ROWS)
     first = share(n_rows, SPLIT_ROWS, tid, nth)
     last = share(n_rows, SPLIT_ROWS, tid + 1, nth)
@@ -194,7 +214,7 @@ def experts_up_streamed(args, tid, nth):  # type: ignore[no-untyped-def]
 
 @jit.inner
 def _down_of(args, tid, first, last, e):  # type: ignore[no-untyped-def]
-    """Rows first ... last - 1 of expert e: out[p, r] = down_e[r] . act[p]."""
+    """Rows first ... last - 1 of expert e: out[p, r] = down_e[r] . act[p], times its scale, plus its bias."""
     start = index(field(args, _D_OFFSETS), e)
     n = index(field(args, _D_OFFSETS), e + 1) - start
     if n == 0:
@@ -209,6 +229,8 @@ def _down_of(args, tid, first, last, e):  # type: ignore[no-untyped-def]
     product(field(args, _D_ROWS_FN), field(args, _D_TILE_FN), w, stride, last - first, k, acts, n, outs, tile_scratch)
     if field(args, _D_SCALE) != 0:
         scale_rows(pairs, n, out, out_stride, first, last, load(f32, field(args, _D_SCALE) + 4 * e))
+    if field(args, _D_BIAS) != 0:
+        add_bias(pairs, n, out, out_stride, first, last, field(args, _D_BIAS) + 4 * e * field(args, _D_N_ROWS))
 
 
 @jit.op
@@ -268,8 +290,9 @@ def advise(args, tid, nth):  # type: ignore[no-untyped-def]
 
 @jit.op
 def combine(args, tid, nth):  # type: ignore[no-untyped-def]
-    """x[t] += sum over slots j of weights[t, j] * y[t * top_k + j], the slots in their order, whatever the order the experts were computed
-    in."""
+    """x[t] (+)= sum over slots j of weights[t, j] * y[t * top_k + j], the slots in their order, whatever the order the experts were
+    computed in."""
+    accumulate = field(args, _C_ACCUMULATE)
     n, top_k, width = load(i64, field(args, _C_COUNT)), field(args, _C_TOP_K), field(args, _C_WIDTH)
     first = share(width, SPLIT_ROWS, tid, nth)
     last = share(width, SPLIT_ROWS, tid + 1, nth)
@@ -282,4 +305,4 @@ def combine(args, tid, nth):  # type: ignore[no-untyped-def]
             total = load(f32, weights) * load(f32, y + 4 * r)
             for j in range(1, top_k):
                 total = total + load(f32, weights + 4 * j) * load(f32, y + j * y_stride + 4 * r)
-            store(x + 4 * r, load(f32, x + 4 * r) + total)
+            store(x + 4 * r, load(f32, x + 4 * r) + total if accumulate != 0 else total)

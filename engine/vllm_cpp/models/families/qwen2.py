@@ -8,7 +8,13 @@ from vllm_cpp.models.builder import Builder
 from vllm_cpp.models.registry import family
 
 QWEN2 = decoder.Traits(head_bias=True)
-QWEN2MOE = decoder.Traits(tied_head=False, normalize_experts=False, expert_width=decoder.expert_width_or_share, gated_shared_expert=True)
+QWEN2MOE = decoder.Traits(
+    tied_head=False,
+    normalize_experts=False,
+    expert_width=decoder.expert_width_or_share,
+    shared_width=decoder.shared_length_or_dense,
+    gated_shared_expert=True,
+)
 
 
 @family("qwen2")
