@@ -54,6 +54,22 @@ def used_cases() -> list[str]:
     return [name for name, case in cases().items() if case.used and case.architecture in runs]
 
 
+def families() -> list[str]:
+    """Families of the tiny models whose architecture can be run."""
+    runs = set(supported())
+    return sorted(name for name, (architecture, _) in FAMILIES.items() if architecture in runs)
+
+
+def case_of(family: str, size: int = 0, dtype: str = "mix") -> str:
+    """A family's case of that size and dtype, or in F32 where there is no such one."""
+    found = [case for case in cases().values() if (case.family, case.size) == (family, size)]
+    return min(found, key=lambda case: (case.dtype != dtype, case.dtype != "F32")).name
+
+
+def one_case_a_family() -> list[str]:
+    return [case_of(family) for family in families()]
+
+
 def load(name: str) -> dict[str, Any]:
     """A case's recording; see vectors/logits/README.md for the arrays. `meta` is parsed."""
     with np.load(LOGITS / f"{name}.npz") as z:
