@@ -72,13 +72,14 @@ def test_agrees_with_the_naive_product(encoding, k, near, n_rows, n_tokens):
 
 
 @pytest.mark.parametrize("width", [3, 16, 45])
-def test_copied_rows(width):
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_copied_rows(width, repeat):
     x, out, count = floats(5, 64), np.full((5, 80), 7, np.float32), np.array([5], np.int64)
     record = pack(
-        heads.COPY_FIELDS, count=address(count), x=address(x[:, 4:]), x_stride=x.strides[0], width=width, out=address(out[:, 9:]),
-        out_stride=out.strides[0],
+        heads.COPY_FIELDS, count=address(count), x=address(x[:, 4:]), x_stride=x.strides[0], width=width, repeat=repeat,
+        out=address(out[:, 9:]), out_stride=out.strides[0],
     )  # fmt: skip
     run([heads.copy_rows], record, 3)
     expected = np.full((5, 80), 7, np.float32)
-    expected[:, 9 : 9 + width] = x[:, 4 : 4 + width]
+    expected[:, 9 : 9 + width] = x[np.arange(5) // repeat, 4 : 4 + width]
     assert np.array_equal(out, expected)

@@ -29,9 +29,10 @@ PRODUCT_FIELDS = (
 COPY_FIELDS = (
     "count",  # address of the int64 number of rows
     "x", "x_stride", "width",  # f32 rows; bytes between two; values copied of each
+    "repeat",  # how many rows in succession one row of x is copied to
     "out", "out_stride",  # f32 rows
 )  # fmt: skip
-_C_COUNT, _C_X, _C_X_STRIDE, _C_WIDTH, _C_OUT, _C_OUT_STRIDE = range(len(COPY_FIELDS))
+_C_COUNT, _C_X, _C_X_STRIDE, _C_WIDTH, _C_REPEAT, _C_OUT, _C_OUT_STRIDE = range(len(COPY_FIELDS))
 
 
 def scratch_bytes(max_count: int, tile_scratch_bytes: int) -> int:
@@ -72,11 +73,11 @@ def heads_product(args, tid, nth):  # type: ignore[no-untyped-def]
 
 @jit.op
 def copy_rows(args, tid, nth):  # type: ignore[no-untyped-def]
-    """out[i, :width] = x[i, :width]; rows are shared out over threads."""
-    n, width = load(i64, field(args, _C_COUNT)), field(args, _C_WIDTH)
+    """out[i, :width] = x[i // repeat, :width]; rows are shared out over threads."""
+    n, width, repeat = load(i64, field(args, _C_COUNT)), field(args, _C_WIDTH), field(args, _C_REPEAT)
     whole = width & -LANES
     for i in range(share(n, 1, tid, nth), share(n, 1, tid + 1, nth)):
-        x, out = field(args, _C_X) + i * field(args, _C_X_STRIDE), field(args, _C_OUT) + i * field(args, _C_OUT_STRIDE)
+        x, out = field(args, _C_X) + i // repeat * field(args, _C_X_STRIDE), field(args, _C_OUT) + i * field(args, _C_OUT_STRIDE)
         for j in range(0, whole, LANES):
             simd.store(out + 4 * j, simd.load(f32x16, x + 4 * j))
         for j in range(whole, width):
