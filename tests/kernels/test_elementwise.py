@@ -25,7 +25,7 @@ def activate(gate, up, out, width, nth=1, kind=elementwise.SILU, limit=np.inf):
     run([elementwise.activate], record, nth)
 
 
-KINDS = ["silu", "gelu", "squared relu", "shifted silu", "silu, then cut", "cut, then silu"]  # by number
+KINDS = ["silu", "gelu", "squared relu", "shifted silu", "silu, then cut", "cut, then silu", "gelu alone"]  # by number
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))

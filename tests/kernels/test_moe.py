@@ -15,7 +15,7 @@ from vllm_cpp.kernels.records import pack
 
 KINDS = {"silu": elementwise.SILU, "gelu": elementwise.GELU, "squared relu": elementwise.SQUARED_RELU,
          "shifted silu": elementwise.SHIFTED_SILU, "silu, then cut": elementwise.SILU_THEN_CUT,
-         "cut, then silu": elementwise.CUT_THEN_SILU}  # fmt: skip
+         "cut, then silu": elementwise.CUT_THEN_SILU, "gelu alone": elementwise.GELU_ALONE}  # fmt: skip
 N_EXPERTS, TOP_K, K, HIDDEN = 7, 3, 96, 50
 
 

@@ -26,6 +26,7 @@ ACTIVATIONS = {
     "shifted silu": lambda g, u, c: np.minimum(g, c) * sigmoid(1.702 * np.minimum(g, c)) * (np.clip(u, -c, c) + 1),
     "silu, then cut": lambda g, u, c: np.minimum(silu(g), c) * np.clip(u, -c, c),
     "cut, then silu": lambda g, u, c: silu(np.minimum(g, c)) * np.clip(u, -c, c),
+    "gelu alone": lambda g, u, c: gelu(u),
 }
 
 

@@ -23,6 +23,7 @@ SQUARED_RELU = 2  # max(u, 0)^2: there is no gate
 SHIFTED_SILU = 3  # g' * sigmoid(1.702 g') * (u' + 1), g' = min(g, c), u' = u cut to -c ... c
 SILU_THEN_CUT = 4  # min(silu(g), c) * u'
 CUT_THEN_SILU = 5  # silu(min(g, c)) * u'
+GELU_ALONE = 6  # gelu(u): there is no gate
 
 
 class Activation(NamedTuple):
@@ -34,14 +35,14 @@ class Activation(NamedTuple):
     @property
     def gated(self) -> bool:
         """Whether a gate projection stands beside the up projection."""
-        return self.kind != SQUARED_RELU
+        return self.kind not in (SQUARED_RELU, GELU_ALONE)
 
     def __str__(self) -> str:
         limit = "" if math.isinf(self.limit) else f" within {self.limit:g}"
         return f"{_NAMES[self.kind]}{limit}"
 
 
-_NAMES = ("silu", "gelu", "squared relu", "shifted silu", "silu, then cut", "cut, then silu")
+_NAMES = ("silu", "gelu", "squared relu", "shifted silu", "silu, then cut", "cut, then silu", "gelu alone")
 SILU_GATED = Activation(SILU)
 _GELU_SLOPE, _GELU_CUBE = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715  # (1 + tanh(z)) / 2 is sigmoid(2 z)
 
@@ -114,12 +115,15 @@ def activate_span(kind, limit, gate, up, out, n):  # type: ignore[no-untyped-def
         return
     if kind != SILU:
         no_limit = f32(math.inf)
-        slope = f32(_GELU_SLOPE) if kind == GELU else f32(1.702) if kind == SHIFTED_SILU else f32(1)
-        cube = f32(_GELU_CUBE) if kind == GELU else f32(0)
-        around = no_limit if kind == GELU else limit
-        before = no_limit if kind == SILU_THEN_CUT else around
+        is_gelu, alone = kind in (GELU, GELU_ALONE), kind == GELU_ALONE
+        gate = up if alone else gate
+        slope = f32(_GELU_SLOPE) if is_gelu else f32(1.702) if kind == SHIFTED_SILU else f32(1)
+        cube = f32(_GELU_CUBE) if is_gelu else f32(0)
+        # What stands alone is its own gate, and its up value is cut to nothing: 0 + 1.
+        around = f32(0) if alone else no_limit if is_gelu else limit
+        before = no_limit if alone or kind == SILU_THEN_CUT else around
         after = limit if kind == SILU_THEN_CUT else no_limit
-        shift = f32(1) if kind == SHIFTED_SILU else f32(0)
+        shift = f32(1) if alone or kind == SHIFTED_SILU else f32(0)
         for i in range(0, whole, LANES):
             g, u = simd.load(f32x16, gate + 4 * i), simd.load(f32x16, up + 4 * i)
             simd.store(out + 4 * i, _general(g, u, before, after, around, shift, slope, cube))

@@ -10,7 +10,7 @@ Where slices are streamed, another operation computes the same: it takes the exp
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit, libc
-from vllm_cpp.kernels.cpu.elementwise import SQUARED_RELU, activate_span
+from vllm_cpp.kernels.cpu.elementwise import GELU_ALONE, SQUARED_RELU, activate_span
 from vllm_cpp.kernels.cpu.fields import field, index, number, set_index, share
 from vllm_cpp.kernels.cpu.matmul import SPLIT_ROWS, product
 from vllm_cpp.kernels.cpu.slots import READY, ended_reads, place_of, state_of, wait_for_read
@@ -154,7 +154,7 @@ def _up_of(args, tid, first, last, e):  # type: ignore[no-untyped-def]
     outs = acts + 8 * field(args, _MAX_COUNT)
     tile_scratch = outs + 8 * field(args, _MAX_COUNT)
     pairs = field(args, _PAIRS) + 4 * start
-    if kind != SQUARED_RELU:
+    if kind != SQUARED_RELU and kind != GELU_ALONE:
         gate = slice_address(field(args, _GATE_TOWER), e) + first * gate_stride
         point(pairs, n, field(args, _ACT), field(args, _ACT_STRIDE), top_k, acts, gate_out, out_stride, first, outs)
         product(field(args, _GATE_ROWS_FN), field(args, _GATE_TILE_FN), gate, gate_stride, last - first, k, acts, n, outs, tile_scratch)
