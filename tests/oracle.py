@@ -66,6 +66,10 @@ def case_of(family: str, size: int = 0, dtype: str = "mix") -> str:
     return min(found, key=lambda case: (case.dtype != dtype, case.dtype != "F32")).name
 
 
+def sizes_of(family: str) -> list[int]:
+    return sorted({case.size for case in cases().values() if case.family == family})
+
+
 def one_case_a_family() -> list[str]:
     return [case_of(family) for family in families()]
 
