@@ -16,13 +16,14 @@ from vllm_cpp.gguf_file import GGUFModel
 from vllm_cpp.gguf_file.hparams import HyperParameters, read_hyper_parameters
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.models.builder import Builder, StepArrays
-from vllm_cpp.models.registry import find, supported
+from vllm_cpp.models.pooling import read_pooling
+from vllm_cpp.models.registry import Family, find, supported
 from vllm_cpp.models.runner import Runner
 from vllm_cpp.residency.borrow import Weights
 from vllm_cpp.residency.expand import ExpandedWeights
 from vllm_cpp.residency.streaming import open_stream
 
-__all__ = ["Runner", "find", "load", "supported"]
+__all__ = ["Runner", "find", "kv_cache_bytes", "load", "supported"]
 
 DEFAULT_NUM_BLOCKS = 256
 # Tokens computed together. A longer step is run in pieces of this many: larger pieces gain nothing once weights are reused this often, and
@@ -39,14 +40,12 @@ def load(
     """Build the runner of an opened model. ModelLoadError naming the architecture, key, tensor or encoding that stands in the way."""
     family = find(model.architecture)
     hp = read_hyper_parameters(model)
-    kv_dtype = "f32" if residency.reference else params.kv_cache_dtype
-    layouts = [
-        KvLayout(shape.n_kv_heads, shape.key_length, params.block_size, kv_dtype, shape.value_length) if shape else None
-        for shape in family.kv_shapes(model, hp)
-    ]
+    pooling = read_pooling(model, family)
+    layouts = _kv_layouts(model, params, residency, family, hp)
     num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts if layout))
     blocks_a_sequence = -(-max_model_len // params.block_size)
-    step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs), params.max_num_seqs, blocks_a_sequence)
+    whole_texts = pooling is not None and not pooling.causal
+    step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs, max_model_len if whole_texts else 0), params.max_num_seqs, blocks_a_sequence)
     with contextlib.ExitStack() as undo:
         stream = open_stream(model, residency, streams_experts=family.streams_experts)
         if stream is not None:
@@ -62,18 +61,40 @@ def load(
             weights.address,
             step,
             num_threads=params.num_threads,
-            vocab_size=hp.vocab_size,
+            out_width=hp.embedding_length if pooling else hp.vocab_size,
             block_size=params.block_size,
             kv_layouts=layouts,
             num_kv_blocks=num_blocks,
             stream=stream,
             advises=weights.exceed_memory,
+            pooling=pooling,
         )
         family.describe(builder, hp)
         weights.prefault(progress)
-        runner = Runner(builder, weights, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
+        runner = Runner(builder, weights, vocab_size=hp.vocab_size, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
         undo.pop_all()  # the runner closes them
     return runner
+
+
+def kv_cache_bytes(model: GGUFModel, params: EngineParams, residency: Residency) -> int:
+    """Bytes of the KV cache that `load` would set up for an opened model; ModelLoadError where it would raise one for the sizes."""
+    family = find(model.architecture)
+    hp = read_hyper_parameters(model)
+    layouts = _kv_layouts(model, params, residency, family, hp)
+    block_bytes = sum(layout.block_bytes for layout in layouts if layout)
+    return _sizes(params, hp, block_bytes)[0] * block_bytes
+
+
+def _kv_layouts(model: GGUFModel, params: EngineParams, residency: Residency, family: Family, hp: HyperParameters) -> list[KvLayout | None]:
+    """How each layer's keys and values lie in a block; None for a layer that keeps none."""
+    pooling = read_pooling(model, family)
+    if pooling is not None and not pooling.causal:
+        return [None] * hp.num_layers  # a text is computed as a whole
+    kv_dtype = "f32" if residency.reference else params.kv_cache_dtype
+    return [
+        KvLayout(shape.n_kv_heads, shape.key_length, params.block_size, kv_dtype, shape.value_length) if shape else None
+        for shape in family.kv_shapes(model, hp)
+    ]
 
 
 def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple[int, int]:
@@ -82,9 +103,11 @@ def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple
     Blocks: num_blocks, else what kv_cache_memory_bytes pays for, else 256 or as many as an explicit max_model_len needs. The longest
     sequence: max_model_len, else the model's context, cut to what the blocks hold.
     """
+    if block_bytes == 0:
+        return _sizes_without_cache(params, hp)
     num_blocks, kv_bytes = params.num_blocks, params.kv_cache_memory_bytes
     if kv_bytes is not None:
-        paid = kv_bytes // max(block_bytes, 1)
+        paid = kv_bytes // block_bytes
         if paid == 0:
             raise InvalidArgumentError(
                 f"kv_cache_memory_bytes is {kv_bytes}, but one KV block of {params.block_size} tokens takes {block_bytes} bytes here"
@@ -95,10 +118,7 @@ def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple
                 f"kv_cache_memory_bytes={kv_bytes}, which would pay for {paid} blocks, is not used"
             )
         num_blocks = num_blocks or paid
-    if params.max_model_len > hp.context_length:
-        raise ModelLoadError(
-            f"max_model_len is {params.max_model_len}, but the model was trained for {hp.context_length} tokens (context_length)"
-        )
+    _refuse_longer_than_trained(params, hp)
     if not num_blocks:
         num_blocks = max(DEFAULT_NUM_BLOCKS, -(-params.max_model_len // params.block_size))
     capacity = num_blocks * params.block_size
@@ -108,3 +128,20 @@ def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple
             "raise num_blocks or kv_cache_memory_bytes"
         )
     return num_blocks, params.max_model_len or min(hp.context_length, capacity)
+
+
+def _sizes_without_cache(params: EngineParams, hp: HyperParameters) -> tuple[int, int]:
+    """The same for a model that keeps no keys and values: as many blocks, which then take no memory, as never to run out."""
+    for name in ("num_blocks", "kv_cache_memory_bytes"):
+        if getattr(params, name):
+            log.line(f"engine: {name}={getattr(params, name)} has no effect: this model keeps no keys and values")
+    _refuse_longer_than_trained(params, hp)
+    max_model_len = params.max_model_len or hp.context_length
+    return params.max_num_seqs * (-(-max_model_len // params.block_size) + 1), max_model_len
+
+
+def _refuse_longer_than_trained(params: EngineParams, hp: HyperParameters) -> None:
+    if params.max_model_len > hp.context_length:
+        raise ModelLoadError(
+            f"max_model_len is {params.max_model_len}, but the model was trained for {hp.context_length} tokens (context_length)"
+        )

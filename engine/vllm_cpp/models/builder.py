@@ -22,6 +22,7 @@ from vllm_cpp.kernels.cpu import elementwise, embedding, matmul, norm, quantize,
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.kernels.cpu.registry import EncodingKernels, encoding_kernels, tile_scratch_bytes
 from vllm_cpp.kernels.records import pack
+from vllm_cpp.models.pooling import Pooling
 from vllm_cpp.models.program import Program
 from vllm_cpp.residency.streaming import ExpertStream
 
@@ -123,23 +124,25 @@ class Builder:
     """Collects the operations of one model."""
 
     def __init__(
-        self, model: GGUFModel, address_of: Callable[[TensorInfo], Address], step: StepArrays, *, num_threads: int, vocab_size: int,
+        self, model: GGUFModel, address_of: Callable[[TensorInfo], Address], step: StepArrays, *, num_threads: int, out_width: int,
         block_size: int, kv_layouts: list[KvLayout | None], num_kv_blocks: int, stream: ExpertStream | None = None, advises: bool = False,
+        pooling: Pooling | None = None,
     ):  # fmt: skip
-        """`kv_layouts`: None for a layer without keys and values. `stream`: where routed experts are streamed. `advises`: ask for chosen
-        slices in the mapping before they are touched."""
+        """`out_width`: values of a row that comes out. `kv_layouts`: None for a layer without keys and values. `stream`: where routed
+        experts are streamed. `advises`: ask for chosen slices in the mapping before they are touched. `pooling`: the model embeds."""
         self.model = model
         self.keys = Keys(model)
         self.stream = stream
         self.advises = advises
+        self.pooling = pooling
         self.address_of = address_of
         self.step = step
         self.num_threads = num_threads
         self.block_size = block_size
         self.kv_layouts = kv_layouts
         self.num_kv_blocks = num_kv_blocks
-        self.logits = aligned_zeros((step.max_seqs, vocab_size), np.float32)
-        self.head_record: np.ndarray | None = None
+        self.logits = aligned_zeros((step.max_seqs, out_width), np.float32)  # or embeddings
+        self.first_row: np.ndarray | None = None  # int64[1]: address of the row of `logits` that the step's first result goes to
         self.program = Program()
         self.counts: list[Count] = []
         self._kv_caches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -255,13 +258,14 @@ class Builder:
         return copy.ctypes.data
 
     # -- operations
-    def embed(self, table: Weight, out: Rows) -> None:
+    def embed(self, table: Weight, out: Rows, *, of: Address = 0) -> None:
+        """out = the table's rows of this step's tokens, or of the i32 numbers at address `of`."""
         record = pack(
-            embedding.EMBED_FIELDS, count=out.count, tokens=self.step.tokens.ctypes.data, w=table.address, w_stride=table.row_bytes,
+            embedding.EMBED_FIELDS, count=out.count, tokens=of or self.step.tokens.ctypes.data, w=table.address, w_stride=table.row_bytes,
             k=table.k,
             decode_fn=table.kernels.decode_address, out=out.address, out_stride=out.stride,
         )  # fmt: skip
-        self.program.add(embedding.embed, record, f"{out.name} = {table.name}[tokens] ({table.encoding})")
+        self.program.add(embedding.embed, record, f"{out.name} = {table.name}[{'tokens' if not of else '...'}] ({table.encoding})")
         out.quantized.clear()
 
     def gather_sampled(self, x: Rows, out: Rows) -> None:
@@ -324,9 +328,14 @@ class Builder:
         return record
 
     def head(self, w: Weight, h: Rows, *, bias: Address, scale: Address) -> None:
-        """Logits of the sampled rows. Which rows of the logits buffer they go to differs from run to run: the runner sets `head_record`."""
+        """Logits of the sampled rows."""
         logits = Rows("logits", self.logits, h.count)
-        self.head_record = self.matmul(w, h, logits, bias=bias, scale=scale)
+        self.ends_in(self.matmul(w, h, logits, bias=bias, scale=scale), matmul.FIELDS)
+
+    def ends_in(self, record: np.ndarray, fields: tuple[str, ...]) -> None:
+        """This record's `out` is where results go. Which rows of `logits` these are differs from run to run: the runner sets it."""
+        at = fields.index("out")
+        self.first_row = record[at : at + 1]
 
     def swiglu(self, gate: Rows, up: Rows, out: Rows) -> None:
         """out = silu(gate) * up."""

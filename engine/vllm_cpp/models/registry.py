@@ -51,6 +51,8 @@ class Family:
     streams_experts: bool = False  # routed experts are read through the slot seam
     places_experts: bool = False  # routed experts of a layer can be computed on another device than the rest
     consults_weight_offloader: bool = False
+    pools: bool = False  # embeds, where the file declares how its hidden states are pooled; else it generates text
+    encodes: bool = False  # does nothing but embed: every token of a text sees every other
 
 
 _FAMILIES: dict[str, Family] = {}
@@ -71,6 +73,11 @@ def supported() -> list[str]:
     from vllm_cpp.models import families  # noqa: F401 - importing them registers them
 
     return sorted(_FAMILIES)
+
+
+def pooling_architectures() -> list[str]:
+    """Those that can embed, sorted."""
+    return [name for name in supported() if _FAMILIES[name].pools or _FAMILIES[name].encodes]
 
 
 def find(architecture: str) -> Family:

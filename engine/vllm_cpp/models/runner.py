@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from vllm_cpp.kernels.cpu import matmul
 from vllm_cpp.kernels.cpu.team import Team
 from vllm_cpp.models.builder import Builder, StepArrays
 from vllm_cpp.residency.borrow import Weights
 from vllm_cpp.scheduler.batch import Chunk
 
-_OUT = matmul.FIELDS.index("out")
-
 
 class Runner:
     """One loaded model. Not thread-safe: the step loop's thread calls it."""
 
-    def __init__(self, builder: Builder, weights: Weights, *, max_model_len: int, is_moe: bool):
-        self.vocab_size = builder.logits.shape[1]
+    def __init__(self, builder: Builder, weights: Weights, *, vocab_size: int, max_model_len: int, is_moe: bool):
+        self.vocab_size = vocab_size
+        # What comes out is embeddings, of texts that may have to come as a whole; else logits.
+        self.embeds = builder.pooling is not None
+        self.whole_texts = builder.pooling is not None and not builder.pooling.causal
         self.max_model_len = max_model_len
         self.block_size = builder.block_size
         self.num_blocks = builder.num_kv_blocks
@@ -39,7 +39,8 @@ class Runner:
         self._team = Team(builder.num_threads)
 
     def run(self, chunks: list[Chunk]) -> np.ndarray:
-        """Compute the chunks, in order; logits f32 [chunks with sample, vocab_size], good (and free to be edited) until the next call.
+        """Compute the chunks, in order; logits f32 [chunks with sample, vocab_size], good (and free to be edited) until the next call. Of a
+        model that embeds: embeddings f32 [chunks with sample, embedding_length]; with `whole_texts` a chunk is a text.
 
         A chunk's values do not depend on the other chunks, nor on how its tokens were cut into chunks.
         """
@@ -47,6 +48,9 @@ class Runner:
         done_rows = tokens = sampled = seqs = 0
         for chunk in chunks:
             first, length = 0, len(chunk.token_ids)
+            if self.whole_texts and tokens + length > step.max_tokens:
+                done_rows += self._run_piece(tokens, sampled, seqs, done_rows)
+                tokens = sampled = seqs = 0
             while first < length:
                 if tokens == step.max_tokens:
                     done_rows += self._run_piece(tokens, sampled, seqs, done_rows)
@@ -74,7 +78,7 @@ class Runner:
         sizes = {"tokens": tokens, "sampled": sampled, "seqs": seqs}
         for count in self._builder.counts:
             count.cell[0] = count.factor * sizes[count.source]
-        self._builder.head_record[_OUT] = self._logits.ctypes.data + done_rows * self._logits.strides[0]
+        self._builder.first_row[0] = self._logits.ctypes.data + done_rows * self._logits.strides[0]
         self._team.run(self._table)
         if self._stream is not None:
             self._stream.end_step()
