@@ -23,6 +23,7 @@ from vllm_cpp import log
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.model import GGUFModel, TensorInfo
+from vllm_cpp.residency.inventory import weight_of
 from vllm_cpp.residency.memory import available_bytes, take
 
 Progress = Callable[[str, float], None]
@@ -58,7 +59,7 @@ class Weights:
             return tensor.address
         known = self._addresses.get(tensor.name)
         if known is None:
-            borrows = self._borrows and not (self._streamed and len(tensor.shape) < 3)
+            borrows = self._borrows and not (self._streamed and not weight_of(tensor).num_experts)
             known = self._addresses[tensor.name] = self._borrow(tensor) if borrows else self._copy(tensor)
         return known
 

@@ -21,6 +21,7 @@ from vllm_cpp.config import offload
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.errors import GenerationError
 from vllm_cpp.gguf_file import GGUFModel, TensorInfo
+from vllm_cpp.gguf_file.hparams import read_num_layers
 from vllm_cpp.kernels.cpu import slots as kernel
 from vllm_cpp.residency import disk
 from vllm_cpp.residency.lanes import Lanes
@@ -29,7 +30,7 @@ from vllm_cpp.residency.slots import Layer, SlotStore, StoredModel, TowerSource
 from vllm_cpp.residency.statistics import Report
 from vllm_cpp.residency.visits import Asking, Visit
 
-_TOWER: Final = re.compile(r"(blk\.\d+)\.ffn_(gate_up|gate|up|down)_(?:ch)?exps\.weight")
+_TOWER: Final = re.compile(r"blk\.(\d+)\.ffn_(gate_up|gate|up|down)_(ch)?exps\.weight")
 _ORDER: Final = ("gate", "gate_up", "up", "down")  # of computing
 _DEFAULT_POLICY: Final = "next"
 
@@ -49,14 +50,15 @@ _process: _Process | None = None
 
 
 def expert_layers(model: GGUFModel) -> list[list[TensorInfo]]:
-    """The routed layers' towers, each layer's in the order of computing."""
-    layers: dict[str, list[TensorInfo]] = {}
+    """The routed layers' towers, each layer's in the order of computing. A layer's chunk experts, which are chosen by themselves, count as
+    a layer of their own; layers that only predict further tokens do not run and do not count."""
+    num_layers = read_num_layers(model)
+    layers: dict[tuple[int, bool], list[tuple[int, TensorInfo]]] = {}
     for info in model.tensors.values():
         match = _TOWER.fullmatch(info.name)
-        if match and len(info.shape) == 3:
-            layers.setdefault(match[1], []).append(info)
-    numbered = sorted(layers.items(), key=lambda item: int(item[0].removeprefix("blk.")))
-    return [sorted(towers, key=lambda info: _ORDER.index(_TOWER.fullmatch(info.name)[2])) for _, towers in numbered]  # type: ignore[index]
+        if match and len(info.shape) == 3 and int(match[1]) < num_layers:
+            layers.setdefault((int(match[1]), match[3] is not None), []).append((_ORDER.index(match[2]), info))
+    return [[info for _, info in sorted(towers, key=lambda tower: tower[0])] for _, towers in sorted(layers.items())]
 
 
 def open_stream(model: GGUFModel, residency: Residency, *, streams_experts: bool) -> ExpertStream | None:
