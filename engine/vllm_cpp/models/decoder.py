@@ -7,7 +7,7 @@ differs through `Traits` and by which parts it calls.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vllm_cpp.errors import ModelLoadError
@@ -36,6 +36,7 @@ class Traits:
     embedding_scale: float = 1.0  # embeddings are multiplied by it
     residual_scale: float = 1.0  # so is what each part adds to the residual stream
     logit_divisor: float = 1.0  # logits are divided by it
+    attention_scale: float = 0.0  # attention's scores are multiplied by it; 0: by 1 / sqrt(head length)
     activation: Activation = SILU_GATED  # of dense parts and experts
     expert_scores: int | None = router.SOFTMAX  # how router logits become scores; None: expert_gating_func must say
     reads_expert_scores: bool = False  # expert_gating_func, where it is there, says otherwise
@@ -64,8 +65,7 @@ def describe(b: Builder, hp: HyperParameters, traits: Traits, *, mixer: Mixer | 
     """Embedding, layers, head: the frame that most families share (FAMILIES: Frame). Without `mixer` every layer has the same attention,
     and without `feed` experts where the model has any."""
     if mixer is None:
-        _check(hp)
-        _check_widths(b, hp)
+        check_widths(b, hp)
     x = embedding(b, hp, traits)
     if mixer is None:
         turn = rope_of(b, hp, traits.rope_layout)
@@ -134,25 +134,20 @@ def feed_forward(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Ro
         dense(b, il, h, x, hp.feed_forward_length[il], bias=traits.ffn_bias, activation=traits.activation)
 
 
-def _check(hp: HyperParameters) -> None:
-    if hp.value_length != hp.key_length:
-        raise ModelLoadError(
-            f"attention.value_length is {hp.value_length}, but {hp.architecture} attention needs it equal to key_length, {hp.key_length}"
-        )
-    if len(set(zip(hp.num_heads, hp.num_kv_heads, strict=True))) != 1:
-        raise ModelLoadError(f"attention.head_count differs between layers, which {hp.architecture} does not have: {hp.num_heads}")
-
-
-def _check_widths(b: Builder, hp: HyperParameters) -> None:
-    """Hold the numbers that size activations and KV blocks against tensors, before anything is allocated: where a key lies, the refusal
-    names the tensor that says otherwise. (The other parts look at their weights first.)"""
-    n, q, kv = hp.embedding_length, hp.num_heads[0] * hp.key_length, hp.num_kv_heads[0] * hp.key_length
+def check_widths(b: Builder, hp: HyperParameters) -> None:
+    """Hold the numbers that size activations, rope tables and KV blocks against tensors, before anything is allocated: where a key lies,
+    the refusal names the tensor that says otherwise. (The other parts look at their weights first.)"""
+    n = hp.embedding_length
     b.model.need("token_embd.weight", (hp.vocab_size, n))
-    if "blk.0.attn_qkv.weight" in b.model.tensors:
-        b.model.need("blk.0.attn_qkv.weight", (q + 2 * kv, n))
-    else:
-        b.model.need("blk.0.attn_q.weight", (q, n))
-        b.model.need("blk.0.attn_k.weight", (kv, n))
+    for il, kv in enumerate(b.kv_layouts):
+        if kv is None:
+            continue
+        q, k, v = hp.num_heads[il] * kv.head_dim, kv.n_kv_heads * kv.head_dim, kv.n_kv_heads * kv.value_length
+        if f"blk.{il}.attn_qkv.weight" in b.model.tensors:
+            b.model.need(f"blk.{il}.attn_qkv.weight", (q + k + v, n))
+        else:
+            b.model.need(f"blk.{il}.attn_q.weight", (q, n))
+            b.model.need(f"blk.{il}.attn_k.weight", (k, n))
 
 
 def only_sampled(b: Builder, x: Rows) -> Rows:
@@ -183,14 +178,14 @@ def rope_of(
     return attention_ops.rope_table(b, frequencies, magnitude, layout)
 
 
-def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: attention_ops.Turn | None) -> Rows:
-    """Projections, norms of q and k, rope, KV store, softmax(q kᵀ / sqrt(d)) v. Returns the heads side by side."""
-    n, d = hp.embedding_length, hp.key_length
-    tokens = h.count
-    q = b.rows("q", hp.num_heads[il] * d, tokens)
-    k = b.rows("k", hp.num_kv_heads[il] * d, tokens)
-    v = b.rows("v", hp.num_kv_heads[il] * d, tokens)
-    _project(b, il, h, {"q": q, "k": k, "v": v}, n)
+def attention(
+    b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: attention_ops.Turn | None, **how: float
+) -> Rows:  # fmt: skip
+    """Projections, norms of q and k, rope, KV store, softmax(q kᵀ / sqrt(d)) v. Returns the heads side by side. `how`: window, sinks,
+    temperature, temperature_context of the layer (operations.attention)."""
+    kv, n_heads = b.kv_layout(il), hp.num_heads[il]
+    d = kv.head_dim
+    q, k, v = project(b, il, h, q=n_heads * d, k=kv.n_kv_heads * d, v=kv.n_kv_heads * kv.value_length)
     q_norm = k_norm = 0
     if traits.qk_norm == PER_HEAD:
         q_norm, k_norm = b.vector(f"blk.{il}.attn_q_norm.weight", d), b.vector(f"blk.{il}.attn_k_norm.weight", d)
@@ -198,36 +193,60 @@ def attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows,
         b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
         b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
     attention_ops.rope_and_store(b, il, q, k, v, by=turn, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon)
-    mixed = b.rows("attention", q.width, tokens)
-    attention_ops.attention(b, il, q, mixed, d**-0.5)
+    width = n_heads * kv.value_length
+    mixed = b.rows(f"attention {width}", width, h.count)
+    attention_ops.attention(b, il, q, mixed, traits.attention_scale or d**-0.5, **how)
     return mixed
 
 
-def _project(b: Builder, il: int, h: Rows, parts: dict[str, Rows], n: int) -> None:
-    """q, k and v of h: three matrices, or one fused matrix with the rows of q, k, v in that order. Biases are honoured where the file has
-    them."""
-    fused_width = sum(rows.width for rows in parts.values())
+def near_rope(b: Builder, hp: HyperParameters, head_length: int, *, base: float, **others: object) -> Rope:
+    """How positions turn in sliding layers, whose heads are `head_length` long: rope.dimension_count_swa and rope.freq_base_swa (else
+    `base`) beside what holds for all layers, but for `others`."""
+    turning = b.keys.integer("rope.dimension_count_swa", min(hp.rope.dimension_count, head_length), least=1)
+    if turning > head_length or turning % 2:
+        b.keys.refuse("rope.dimension_count_swa", f"is {turning}, expected an even number up to the head's length, {head_length}")
+    return replace(hp.rope, dimension_count=turning, freq_base=b.keys.number("rope.freq_base_swa", base), **others)
+
+
+def sliding_layers(b: Builder, hp: HyperParameters, period: int, *, full_first: bool = False) -> tuple[bool, ...]:
+    """Which layers see a window only: attention.sliding_window_pattern says so, by flags or by a period (else `period`), of which the last
+    layer sees everything, or the first."""
+    key = "attention.sliding_window_pattern"
+    if b.keys.kv.is_array(b.keys.prefix + key):
+        return b.keys.flags(key, hp.block_count) or ()
+    period = b.keys.integer(key, period, least=1)
+    full = 0 if full_first else period - 1
+    return tuple(il % period != full for il in range(hp.block_count))
+
+
+def project(b: Builder, il: int, h: Rows, *, q: int, k: int, v: int) -> list[Rows]:
+    """q, k and v of h, so many values each (0: that one is left out): three matrices, or one fused matrix with the rows of q, k, v in that
+    order. Biases are honoured where the file has them."""
+    widths = {part: width for part, width in (("q", q), ("k", k), ("v", v)) if width}
     fused = b.model.tensors.get(f"blk.{il}.attn_qkv.weight")
     weights: dict[str, Weight] = {}
     biases: dict[str, int] = {}
     scales: dict[str, int] = {}
     if fused is None:
-        for part, rows in parts.items():
+        for part, width in widths.items():
             name = f"blk.{il}.attn_{part}"
-            weights[part] = b.weight(f"{name}.weight", rows.width, n)
-            biases[part] = b.maybe_vector(f"{name}.bias", rows.width)
+            weights[part] = b.weight(f"{name}.weight", width, h.width)
+            biases[part] = b.maybe_vector(f"{name}.bias", width)
             scales[part] = b.maybe_vector(f"{name}.scale", 1)
     else:
         name = f"blk.{il}.attn_qkv"
-        whole, bias, first = b.weight(f"{name}.weight", fused_width, n), b.maybe_vector(f"{name}.bias", fused_width), 0
+        whole, bias, first = b.weight(f"{name}.weight", q + k + v, h.width), b.maybe_vector(f"{name}.bias", q + k + v), 0
         scale = b.maybe_vector(f"{name}.scale", 1)
-        for part, rows in parts.items():
-            weights[part] = whole.rows(first, rows.width, f"{name}.weight[{part}]")
+        for part, width in widths.items():
+            weights[part] = whole.rows(first, width, f"{name}.weight[{part}]")
             biases[part], scales[part] = bias and bias + 4 * first, scale
-            first += rows.width
+            first += width
+    # Made only now that the shapes of tensors have borne out their widths.
+    rows = {part: b.rows(f"{part} {width}", width, h.count) for part, width in widths.items()}
     b.activations(h, list(weights.values()))
-    for part, rows in parts.items():
-        b.matmul(weights[part], h, rows, bias=biases[part], scale=scales[part], barrier=part == "v")
+    for part, made in rows.items():
+        b.matmul(weights[part], h, made, bias=biases[part], scale=scales[part], barrier=part == list(rows)[-1])
+    return list(rows.values())
 
 
 # -- feed-forward

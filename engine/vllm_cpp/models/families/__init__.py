@@ -1,4 +1,13 @@
 """One short file per family: which layers an architecture has, in the order they are computed. Importing this package registers them
 all."""
 
-from vllm_cpp.models.families import deepseek2, llama, olmoe, qwen2, qwen3  # noqa: F401
+from vllm_cpp.models.families import (  # noqa: F401
+    deepseek2,
+    gpt_oss,
+    laguna,
+    llama,
+    mistral3,
+    olmoe,
+    qwen2,
+    qwen3,
+)

@@ -14,6 +14,12 @@ TRAITS = decoder.Traits(rope_layout=rope.NEIGHBOURS, output_bias=True, ffn_bias=
 
 @family("llama", streams_experts=True)
 def llama(b: Builder, hp: HyperParameters) -> None:
-    if hp.rope.dimension_count != hp.key_length:
-        raise ModelLoadError(f"llama.rope.dimension_count is {hp.rope.dimension_count}; llama turns whole heads, expected {hp.key_length}")
+    turns_whole_heads(hp)
     decoder.describe(b, hp, TRAITS)
+
+
+def turns_whole_heads(hp: HyperParameters) -> None:
+    """Refuse a model that would turn a part of each head."""
+    turning, name = hp.rope.dimension_count, hp.architecture
+    if turning != hp.key_length:
+        raise ModelLoadError(f"{name}.rope.dimension_count is {turning}; {name} turns whole heads, expected {hp.key_length}")
