@@ -8,6 +8,7 @@ A trace is a CSV file with a header line and the columns phase (0 prompt, 1 deco
 lines that begin with # are remarks. The prompt is one visit a layer and warms the store up; hit rates are those of decoding.
 
     python -m benchmarks.policy trace.csv another.csv --check
+    python -m benchmarks.policy trace.csv another.csv --shares        (what residency/forecast.py has recorded)
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from vllm_cpp.residency.slots import SlotStore, TowerSource
 from vllm_cpp.residency.visits import Visit
 
 POOLS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+SHARES = (1 / 128, 1 / 64, 3 / 128, 1 / 32, 3 / 64, 1 / 16, 3 / 32, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2)
 TOWERS = 3  # gate, up, down: an expert is three slices
 SLICE_BYTES = 64
 LOSS_ALLOWED = 0.5  # points below LRU that NEXT may fall on any trace and pool
@@ -146,6 +148,12 @@ def measure(trace: Trace, policies: list[str]) -> list[dict[str, float]]:
     return rows
 
 
+def by_share(trace: Trace) -> list[tuple[float, float]]:
+    """(share of all slices that slots hold, hit rate of the default policy in percent): what `vllm-cli --plan` counts on."""
+    total = trace.num_layers * trace.num_experts * TOWERS
+    return [(share, round(100 * replay(trace, int(share * total), "next"), 1)) for share in SHARES]
+
+
 def table(trace: Trace, rows: list[dict[str, float]]) -> str:
     """Markdown."""
     names = [name for name in rows[0] if name not in ("pool", "slots")]
@@ -178,11 +186,15 @@ def main() -> None:
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--policies", default="lru,decay,next", help="of lru, decay and next (default: all)")
     parser.add_argument("--check", action="store_true", help="end with status 1 where the default policy is worse than it may be")
+    parser.add_argument("--shares", action="store_true", help="hit rates by the share of all slices that slots hold, and nothing else")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     args = parser.parse_args()
     document, complaints = {}, []
     for path in args.traces:
         trace = read_trace(path)
+        if args.shares:
+            print(trace.name, *(f"{share:.4f}:{hits:.1f}" for share, hits in by_share(trace)))
+            continue
         rows = document[trace.name] = measure(trace, args.policies.split(","))
         print(table(trace, rows))
         complaints += below(trace, rows) if args.check else []

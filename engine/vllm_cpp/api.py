@@ -11,6 +11,7 @@ The order is the C API's: documents and enums (InvalidArgumentError), then the d
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import numbers
 import os
 import queue
@@ -233,15 +234,20 @@ def _desugared(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(
-    path: str | os.PathLike[str], *, offload_config: str | dict[str, Any] | None = None, device: str = "auto", **shorthands: Any
+    path: str | os.PathLike[str],
+    *,
+    offload_config: str | dict[str, Any] | None = None,
+    device: str = "auto",
+    measure: bool = False,
+    **more: Any,
 ) -> Plan:
     """What `load` with the same arguments would do with the weights of this file: where each lives, and whether they can be served.
 
     Refuses what `load` refuses before it reads weights, but for weights that do not fit, which is the plan's `refusal`. Nothing is loaded,
-    and nothing of this process changes.
+    and nothing of this process changes. `measure` takes a second at most to time drive and memory, for the plan's `forecast` of streaming.
     """
-    fields.refuse_unknown("plan", shorthands, tuple(offload.SHORTHANDS))
-    given = {name: value for name, value in shorthands.items() if value is not None}
+    fields.refuse_unknown("plan", more, (*_PARAMETERS, *offload.SHORTHANDS))
+    given = {name: value for name, value in more.items() if value is not None}
     given = _desugared({**given, "offload_config": offload_config})
     params = EngineParams(model_path=fields.path_text("plan", path), device=device, **given)
     with _only_vllm_errors(params):
@@ -255,7 +261,16 @@ def plan(
 
             family = models.find(model.architecture)
             _offloader(family, document, where)
-            return _settled(model, family, residency, where)
+            found = _settled(model, family, residency, where)
+            return _with_forecast(found, model, params) if measure else found
+
+
+def _with_forecast(plan: Plan, model: GGUFModel, params: EngineParams) -> Plan:
+    from vllm_cpp import models
+    from vllm_cpp.residency import forecast
+
+    kv_bytes = models.kv_cache_bytes(model, params, plan.residency)
+    return dataclasses.replace(plan, forecast=forecast.make(plan, model, kv_bytes=kv_bytes, threads=params.num_threads))
 
 
 def load(

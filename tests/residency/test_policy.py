@@ -66,3 +66,11 @@ def test_the_default_policy_is_never_worse_than_the_others_nor_better_than_the_o
     worse = [{**row, "next": row["lru"] - 1} for row in rows]
     assert len(policy.below(trace, worse)) == len(rows)
     assert policy.table(trace, rows).count("\n| x") == len(policy.POOLS)
+
+
+def test_hit_rates_by_share_are_those_of_that_many_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = policy.read_trace(write_trace(tmp_path / "made.csv"))
+    monkeypatch.setattr(policy, "SHARES", (0.25, 0.5))
+    total = LAYERS * EXPERTS * policy.TOWERS
+    assert policy.by_share(trace) == [(s, round(100 * policy.replay(trace, int(s * total), "next"), 1)) for s in (0.25, 0.5)]
+    assert policy.by_share(trace)[0] < policy.by_share(trace)[1]

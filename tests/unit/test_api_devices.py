@@ -168,7 +168,7 @@ class TestWeightOffload:
 
 class TestPlan:
     def shown(self, tiny, capfd, *flags, **groups) -> tuple[int, str]:
-        code = plan.show(arguments.parse(["--model", str(tiny), "--plan", *flags]), {"vllm_cpp": groups})
+        code = plan.show(arguments.parse(["--model", str(tiny), "--plan", *flags]), {"vllm_cpp": groups}, {})
         return code, capfd.readouterr().out
 
     def test_what_is_staged_and_what_is_computed_where(self, tiny, capfd):

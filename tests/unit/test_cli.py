@@ -323,9 +323,14 @@ def test_a_plan_is_on_stdout_and_nothing_is_loaded(tiny_experts):
     code, out, err = run(REAL, "--model", tiny_experts, "--plan", "--n-cpu-moe", "1")
     assert (code, err) == (0, "")
     rows = dict(line.split(maxsplit=1) for line in out.partition("\n\n")[0].splitlines())
-    assert list(rows) == ["file", "architecture", "dense", "experts", "slices", "a", "memory", "weights", "device", "placement"]
+    about = ["memory", "limit", "weights", "streaming", "slots", "drive", "bandwidth", "hits", "speed"]
+    assert list(rows) == ["file", "architecture", "dense", "experts", "slices", "a", *about, "device", "placement"]
     assert rows["file"].startswith(f"{tiny_experts}, {tiny_experts.stat().st_size} bytes (0.00 GiB)")
     assert re.fullmatch(r"\d+ towers, \d+ slices, \d+ bytes \(0\.00 GiB\)", rows["experts"])
+    assert rows["streaming"] == "off, and not needed: the file fits in memory, and borrowing serves it as fast"
+    assert re.fullmatch(r"\d+, an arena of \d+ bytes \(0\.\d\d GiB\): 100 % of all slices, .* to spare", rows["slots"])
+    assert re.fullmatch(r"\d+\.\d\d GB/s: random slices past the page cache by 4 lanes, for \d\.\d\d s", rows["drive"])
+    assert re.fullmatch(r"[\d.]+ tokens/s expected: [\d.]+ ms of memory and 0\.0 ms of the drive for each; .*", rows["speed"])
     assert rows["placement"] == "1 override(s) resolve(s) to the engine's own device (cpu), so nothing is placed"
     head, *places = out.partition("\n\n")[2].splitlines()
     assert head.split() == ["layer", "what", "bytes", "lives", "in", "computed", "on"]
@@ -341,6 +346,28 @@ def test_a_plan_as_json_sums_up(tiny_experts):
     assert {place["lives"] for place in plan["places"]} == {"memory"}
     assert plan["token_slices"] > 0
     assert plan["refusal"] is None
+
+
+def test_a_plan_of_streaming_says_what_is_asked_and_what_it_would_bring(tiny_experts):
+    code, out, err = run(REAL, "--model", tiny_experts, "--plan", "--expert-stream", "9", "--max-model-len", "32")
+    assert (code, err) == (0, "")
+    rows = dict(re.findall(r"^(\S+(?: \S+)?) {2,}(.*)$", out.partition("\n\n")[0], re.MULTILINE))
+    assert rows["streaming"] == "on; the file fits in memory, and borrowing serves it as fast"
+    assert re.fullmatch(r"9, an arena of \d+ bytes \(0\.00 GiB\): \d+ % of all slices, \d\.\d times what a token reads", rows["asked"])
+    assert "as recorded routing of Qwen3-30B-A3B and gpt-oss-120b hits with this share in slots" in rows["asked hits"]
+    assert " tokens/s expected: " in rows["asked speed"]
+    plan = json.loads(run(REAL, "--model", tiny_experts, "--plan", "--json", "--expert-stream", "9")[1])
+    streaming, total = plan["streaming"], sum(plan["slices"].values())
+    asked, proposed = streaming["asked"], streaming["proposed"]
+    assert (asked["slots"], asked["share"], asked["tokens"]) == (9, 9 / total, 9 / plan["token_slices"])
+    assert asked["read_s"] == pytest.approx((1 - asked["hit_rate"]) * plan["token_slice_bytes"] / streaming["drive_bytes_per_s"])
+    assert asked["tokens_per_s"] == pytest.approx(1 / (asked["compute_s"] + asked["read_s"]))
+    assert (proposed["slots"], proposed["hit_rate"], proposed["read_s"]) == (total, 1.0, 0.0)
+    assert streaming["room_bytes"] == plan["available_bytes"] - plan["dense_bytes"] - streaming["kv_cache_bytes"] - streaming["spare_bytes"]
+    assert 0 < streaming["measuring_s"] < 30
+    off = json.loads(run(REAL, "--model", tiny_experts, "--plan", "--json", "--expert-stream", "--no-mmap")[1])["streaming"]
+    assert (off["on"], off["asked"]) == (False, None)
+    assert off["why_not"].startswith("mmap is off, so its experts were copied into memory")
 
 
 def test_a_plan_is_refused_as_a_load_is(tiny_experts):

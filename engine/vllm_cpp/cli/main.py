@@ -69,7 +69,7 @@ def _main(argv: Sequence[str]) -> int:
         if options.plan:
             from vllm_cpp.cli import plan
 
-            return plan.show(options, _document(options))
+            return plan.show(options, _document(options), parameters)
         model = _load(options, parameters)
     except VllmError as error:
         log.line(f"{PROGRAM}: model load failed (status {error.status}): {error}")

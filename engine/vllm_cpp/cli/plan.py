@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any, Final
 
 from vllm_cpp.cli import output
 from vllm_cpp.cli.arguments import Options
 from vllm_cpp.residency.device_fit import gib
+from vllm_cpp.residency.forecast import Expectation, Forecast
 from vllm_cpp.residency.plan import Plan
 
 Row = tuple[str, str]
 
 
-def show(options: Options, document: Any) -> int:
-    """Print the plan to standard output. Exit code 1 when the model would be refused."""
+def show(options: Options, document: Any, parameters: dict[str, Any]) -> int:
+    """Print the plan to standard output. Exit code 1 when the model would be refused. `parameters` are the engine's."""
     from vllm_cpp import api
 
-    plan = api.plan(str(options.model), offload_config=document, device=options.device)
+    plan = api.plan(str(options.model), offload_config=document, measure=True, **parameters)
     if options.json:
         output.write(json.dumps(_facts(plan), ensure_ascii=False) + "\n")
     else:
@@ -55,9 +57,83 @@ def _weights(plan: Plan) -> Iterator[Row]:
 def _memory(plan: Plan) -> Iterator[Row]:
     known = plan.available_bytes
     yield "memory", "the system does not say what is available" if known is None else f"{_size(known)} available, control group included"
+    limit = plan.limit_bytes
+    yield "limit", "no control group limits it" if limit is None else f"{_size(limit)}, of this process's control group"
     prefault = {None: "while it fits", True: "on", False: "off"}[plan.residency.prefault]
     lives = f"used in place from the mapping, read in: {prefault}" if plan.residency.mmap else "copied into memory"
     yield "weights", lives
+
+
+def _streaming(plan: Plan) -> Iterator[Row]:
+    forecast = plan.forecast
+    if forecast is None:
+        return
+    yield "streaming", _whether(plan, forecast)
+    kept = f"{_size(forecast.kv_bytes)} of KV cache and {_size(forecast.spare_bytes)} to spare"
+    if forecast.proposed is None:
+        yield "slots", f"none fit: {_size(forecast.room_bytes)} are left beside everything dense, {kept}"
+    else:
+        yield "slots", f"{_arena(forecast.proposed)}; they fit beside everything dense, {kept}"
+    if forecast.asked is not None:
+        yield "asked", _arena(forecast.asked)
+    if forecast.drive is None:
+        yield "drive", "not measured: this file system has no reads past the page cache"
+    else:
+        drive = forecast.drive
+        yield "drive", f"{_gb(drive.bytes_per_s)}: random slices past the page cache by {drive.lanes} lanes, for {drive.seconds:.2f} s"
+    if forecast.memory is None:
+        yield "bandwidth", "not measured: no room for it"
+    else:
+        fast = forecast.memory
+        yield "bandwidth", f"{_gb(fast.bytes_per_s)}: memory read by {fast.threads} threads, for {fast.seconds:.2f} s"
+    for whose, expected in (("", forecast.proposed), ("asked ", forecast.asked)):
+        if expected is not None:
+            yield f"{whose}hits", _hits(expected)
+            yield from ((f"{whose}speed", text) for text in _speed(expected))
+
+
+def _whether(plan: Plan, forecast: Forecast) -> str:
+    if plan.unstreamed:
+        return f"asked for, but nothing is streamed: {plan.unstreamed}"
+    if forecast.fits:
+        gain = "the file fits in memory, and borrowing serves it as fast"
+        return f"on; {gain}" if plan.streamed else f"off, and not needed: {gain}"
+    if plan.streamed:
+        return "on"
+    if forecast.fits is None:
+        return "off; whether the file fits in memory is not known: if it does not, turn it on with --expert-stream SLOTS"
+    return "off; the file does not fit in memory: turn it on with --expert-stream SLOTS"
+
+
+def _arena(expected: Expectation) -> str:
+    return (
+        f"{expected.slots}, an arena of {_size(expected.arena_bytes)}: {_percent(expected.share)} of all slices, "
+        f"{expected.tokens:.1f} times what a token reads"
+    )
+
+
+def _hits(expected: Expectation) -> str:
+    return (
+        f"{_percent(expected.hit_rate)} expected, as recorded routing of Qwen3-30B-A3B and gpt-oss-120b hits with this share in slots; "
+        f"{_percent(expected.even_hit_rate)} if every expert were as likely as any other"
+    )
+
+
+def _speed(expected: Expectation) -> Iterator[str]:
+    if expected.compute_s is not None and expected.read_s is not None:
+        yield (
+            f"{expected.tokens_per_s:.1f} tokens/s expected: {1e3 * expected.compute_s:.1f} ms of memory and "
+            f"{1e3 * expected.read_s:.1f} ms of the drive for each; {expected.bound_tokens_per_s:.1f} if the two overlapped wholly, "
+            f"{expected.even_tokens_per_s:.1f} with the lower hits"
+        )
+
+
+def _gb(rate: float) -> str:
+    return f"{rate / 1e9:.2f} GB/s"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
 
 
 def _device(plan: Plan) -> Iterator[Row]:
@@ -73,7 +149,7 @@ def _device(plan: Plan) -> Iterator[Row]:
         yield "REFUSED", plan.refusal
 
 
-_SECTIONS: Final[tuple[Callable[[Plan], Iterator[Row]], ...]] = (_file, _weights, _memory, _device)
+_SECTIONS: Final[tuple[Callable[[Plan], Iterator[Row]], ...]] = (_file, _weights, _memory, _streaming, _device)
 
 
 def _table(plan: Plan) -> Iterator[str]:
@@ -98,6 +174,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "token_slices": slices,
         "token_slice_bytes": slice_bytes,
         "available_bytes": plan.available_bytes,
+        "limit_bytes": plan.limit_bytes,
+        "streaming": _forecast_facts(plan),
         "mmap": plan.residency.mmap,
         "device": plan.device.name,
         "budget_bytes": plan.budget,
@@ -109,3 +187,30 @@ def _facts(plan: Plan) -> dict[str, Any]:
             for one in plan.places
         ],
     }
+
+
+def _forecast_facts(plan: Plan) -> dict[str, Any] | None:
+    """None without routed experts. Rates are parts of the slices asked for, speeds bytes per second."""
+    forecast = plan.forecast
+    if forecast is None:
+        return None
+    return {
+        "on": bool(plan.streamed),
+        "why_not": plan.unstreamed or None,
+        "fits_in_memory": forecast.fits,
+        "kv_cache_bytes": forecast.kv_bytes,
+        "spare_bytes": forecast.spare_bytes,
+        "room_bytes": forecast.room_bytes,
+        "drive_bytes_per_s": None if forecast.drive is None else forecast.drive.bytes_per_s,
+        "memory_bytes_per_s": None if forecast.memory is None else forecast.memory.bytes_per_s,
+        "measuring_s": forecast.measuring_s,
+        "proposed": _expectation_facts(forecast.proposed),
+        "asked": _expectation_facts(forecast.asked),
+    }
+
+
+def _expectation_facts(expected: Expectation | None) -> dict[str, Any] | None:
+    if expected is None:
+        return None
+    rates = ("tokens_per_s", "even_tokens_per_s", "bound_tokens_per_s")
+    return {**asdict(expected), **{name: getattr(expected, name) for name in rates}}

@@ -13,7 +13,7 @@ from vllm_cpp.config.engine import EngineParams
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.errors import InvalidArgumentError, ModelLoadError
 from vllm_cpp.gguf_file import GGUFModel
-from vllm_cpp.gguf_file.hparams import HyperParameters, read_hyper_parameters
+from vllm_cpp.gguf_file.hparams import HyperParameters, read_hyper_parameters, without_drafts
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
 from vllm_cpp.models.builder import Builder, StepArrays
 from vllm_cpp.models.pooling import read_pooling
@@ -40,6 +40,7 @@ def load(
     """Build the runner of an opened model. ModelLoadError naming the architecture, key, tensor or encoding that stands in the way."""
     family = find(model.architecture)
     hp = read_hyper_parameters(model)
+    model = without_drafts(model)
     pooling = read_pooling(model, family)
     layouts = _kv_layouts(model, params, residency, family, hp)
     num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts if layout))

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
+
+from vllm_cpp.kernels.cpu.slots import ALIGNMENT
 
 DEFAULT_LANES: Final = 4
 """Where nothing can be measured: most drives are busy with four reads at a time."""
 _CANDIDATES: Final = (4, 8, 16)  # fewer may reach the same rate while nothing else runs, but leave the drive idle between two reads
 _READS: Final = 32  # for each of them
 _PATIENCE_S: Final = 0.3  # for all of them: a slow disk shall not hold up a load
+_MEASURING_S: Final = 0.5  # for a rate that is to be told
+_PLACES: Final = 100_000  # more than any drive reads in that time
 _KNEE: Final = 0.9  # fewer lanes are taken when they reach this part of the best rate: each costs a wake-up
 
 
@@ -48,6 +54,25 @@ def read_rate(fd: int, offsets: Sequence[int], n_bytes: int, lanes: int, patienc
     if problems:
         raise problems[0]
     return sum(done) / (time.perf_counter() - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came out, by how many lanes, and how long it took to find out."""
+
+    bytes_per_s: float
+    lanes: int
+    seconds: float
+
+
+def measure(fd: int, towers: Sequence[tuple[int, int, int]], n_bytes: int, lanes: int) -> Measured:
+    """Reads of `n_bytes` at randomly drawn slices of towers, given as (offset of the first slice, bytes of one, how many). `fd` must read
+    past the page cache. OSError where a read is refused."""
+    draw = random.Random(0)
+    places = [(first + draw.randrange(count) * size) & -ALIGNMENT for first, size, count in draw.choices(towers, k=_PLACES)]
+    start = time.perf_counter()
+    rate = read_rate(fd, places, n_bytes, lanes, _MEASURING_S)
+    return Measured(rate, lanes, time.perf_counter() - start)
 
 
 def best_lanes(fd: int, offsets: Sequence[int], n_bytes: int) -> int:

@@ -1,18 +1,26 @@
 """How much memory can still be taken without pushing out what is in use, and the taking of large pieces of it.
 
-Owns: the number, and asking for large pages. Must not know what memory is for.
+Owns: the number, asking for large pages, and how fast memory is read. Must not know what memory is for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+import numpy as np
 
 _MEMINFO: Final = "/proc/meminfo"
 _CGROUP: Final = "/sys/fs/cgroup"
 _OWN_GROUPS: Final = "/proc/self/cgroup"
+_MEASURED_BYTES: Final = 256 << 20
+_PASSES: Final = 4
 _UNLIMITED: Final = 1 << 60  # version 1 control groups say "no limit" with a huge number
 
 
@@ -44,8 +52,13 @@ def _own_groups() -> dict[str, list[str]]:
 
 
 def _group_headroom() -> int | None:
-    """The least that a control group leaves. Its page cache counts as free, as MemAvailable counts the machine's."""
-    groups, rooms = _own_groups(), []
+    """The least that a control group leaves."""
+    return min((room for _, room in _group_limits()), default=None)
+
+
+def _group_limits() -> list[tuple[int, int]]:
+    """(limit, what it leaves) of every control group that has one. Its page cache counts as free, as MemAvailable counts the machine's."""
+    groups, limits = _own_groups(), []
     for root, controller, limit_file, used_file, cache_field in (
         (_CGROUP, "", "memory.max", "memory.current", "file"),
         (f"{_CGROUP}/memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
@@ -55,8 +68,41 @@ def _group_headroom() -> int | None:
             limit, used = _text(f"{folder}/{limit_file}").strip(), _text(f"{folder}/{used_file}").strip()
             if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
                 cache = _fields(f"{folder}/memory.stat").get(cache_field, 0)
-                rooms.append(max(0, int(limit) - int(used) + cache))
-    return min(rooms, default=None)
+                limits.append((int(limit), max(0, int(limit) - int(used) + cache)))
+    return limits
+
+
+def group_limit_bytes() -> int | None:
+    """The least memory limit of the control groups this process is in; None where they have none."""
+    return min((limit for limit, _ in _group_limits()), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How fast memory was read, by how many threads, and how long it took to find out."""
+
+    bytes_per_s: float
+    threads: int
+    seconds: float
+
+
+def measure(threads: int, room_bytes: int) -> Measured | None:
+    """Read memory that no cache holds, `room_bytes` at most; None where there is too little room for that. The best of a few passes."""
+    n_values = min(_MEASURED_BYTES, room_bytes) // 4
+    if n_values * 4 < _MEASURED_BYTES // 8:
+        return None
+    start = time.perf_counter()
+    parts = np.array_split(np.ones(n_values, np.float32), threads)
+    best = math.inf
+    for _ in range(_PASSES):
+        readers = [threading.Thread(target=np.max, args=(part,), name="vllm-memory-rate") for part in parts]
+        begin = time.perf_counter()
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        best = min(best, time.perf_counter() - begin)
+    return Measured(n_values * 4 / best, threads, time.perf_counter() - start)
 
 
 def take(n_bytes: int) -> mmap.mmap:

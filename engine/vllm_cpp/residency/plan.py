@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.gguf_file import GGUFModel
@@ -16,8 +17,12 @@ from vllm_cpp.residency import device_fit, inventory, placement
 from vllm_cpp.residency.device_fit import Lane, Need
 from vllm_cpp.residency.devices import Device
 from vllm_cpp.residency.inventory import Inventory, Weight
-from vllm_cpp.residency.memory import available_bytes
+from vllm_cpp.residency.memory import available_bytes, group_limit_bytes
 from vllm_cpp.residency.placement import Placement
+from vllm_cpp.residency.streaming import why_nothing_is_streamed
+
+if TYPE_CHECKING:
+    from vllm_cpp.residency.forecast import Forecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,9 @@ class Plan:
     refusal: str | None
     streamed: frozenset[int]  # layers whose experts go through slots
     available_bytes: int | None
+    limit_bytes: int | None  # of this process's control group
+    unstreamed: str = ""  # why nothing is streamed though it was asked for
+    forecast: Forecast | None = None  # of streaming, where it was measured
 
     @cached_property
     def towers(self) -> list[Weight]:
@@ -69,6 +77,11 @@ class Plan:
         for tower in self.towers:
             sizes[tower.slice_bytes] += tower.num_experts
         return dict(sorted(sizes.items(), reverse=True))
+
+    @property
+    def largest_slice(self) -> int:
+        """Bytes; 0 without routed experts."""
+        return max(self.slices, default=0)
 
     @property
     def working_set(self) -> tuple[int, int]:
@@ -140,6 +153,8 @@ def make(model: GGUFModel, residency: Residency, device: Device, *, streams_expe
         refusal=device_fit.refusal(device, budget, need, lane),
         streamed=_streamed(items, residency) if streams_experts else frozenset(),
         available_bytes=available_bytes(),
+        limit_bytes=group_limit_bytes(),
+        unstreamed=why_nothing_is_streamed(model, residency, streams_experts=streams_experts) if residency.expert_stream else "",
     )
 
 

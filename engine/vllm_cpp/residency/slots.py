@@ -81,12 +81,17 @@ class StoredModel:
         return next((tower for layer in self.layers for tower in layer.towers if tower.address == address), None)
 
 
+def cell_bytes(slot_bytes: int) -> int:
+    """Bytes of the arena that a slot takes: a slice stands in it at the offset it has in its file page."""
+    return -(-(slot_bytes + kernel.ALIGNMENT - 1) // kernel.ALIGNMENT) * kernel.ALIGNMENT
+
+
 class SlotStore:
     """`n_slots` slots, each with room for a slice of `slot_bytes` at any offset within a page."""
 
     def __init__(self, n_slots: int, slot_bytes: int, policy: str = "next") -> None:
         self.n_slots, self.slot_bytes, self.policy = n_slots, slot_bytes, policy
-        self.cell_bytes = -(-(slot_bytes + kernel.ALIGNMENT - 1) // kernel.ALIGNMENT) * kernel.ALIGNMENT
+        self.cell_bytes = cell_bytes(slot_bytes)
         self.arena = _arena(n_slots, self.cell_bytes)
         self.counters = Counters()
         self.records = aligned_zeros((n_slots, kernel.SLOT_WORDS), np.int64)

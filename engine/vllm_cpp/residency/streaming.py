@@ -65,15 +65,13 @@ def open_stream(model: GGUFModel, residency: Residency, *, streams_experts: bool
     """The model's use of the slot store; None where streaming is off, or where nothing of the model can be streamed, which is said."""
     if not residency.expert_stream:
         return None
-    layers = expert_layers(model)
-    why_not = _why_not(model, residency, layers, streams_experts)
-    slot_bytes = _geometry(residency, layers)[1] if layers else 0
-    fitting = [towers for towers in layers if all(info.slice_bytes <= slot_bytes for info in towers)]
-    if not why_not and not fitting:
-        why_not = f"no layer's slices fit slots of {slot_bytes} bytes; its largest is {_largest(layers)} bytes"
+    why_not = why_nothing_is_streamed(model, residency, streams_experts=streams_experts)
     if why_not:
         _say(f"[expert-stream] asked for, but nothing of {model.path} is streamed: {why_not}")
         return None
+    layers = expert_layers(model)
+    slot_bytes = _geometry(residency, layers)[1]
+    fitting = _fitting(layers, slot_bytes)
     if len(fitting) < len(layers):
         _say(
             f"[expert-stream] {len(layers) - len(fitting)} of {len(layers)} routed layers are read in place: slices of up to "
@@ -82,7 +80,9 @@ def open_stream(model: GGUFModel, residency: Residency, *, streams_experts: bool
     return ExpertStream(model, residency, fitting)
 
 
-def _why_not(model: GGUFModel, residency: Residency, layers: Sequence[object], streams_experts: bool) -> str:
+def why_nothing_is_streamed(model: GGUFModel, residency: Residency, *, streams_experts: bool) -> str:
+    """Why no expert of this model would go through slots, were streaming on; "" where some do."""
+    layers = expert_layers(model)
     if not layers:
         return "it has no routed experts"
     if residency.expand:
@@ -91,7 +91,14 @@ def _why_not(model: GGUFModel, residency: Residency, layers: Sequence[object], s
         return "mmap is off, so its experts were copied into memory; turn it on (mmap.enabled, VT_GGUF_MMAP)"
     if not streams_experts:
         return f"the {model.architecture} family does not read its experts through slots"
+    slot_bytes = _geometry(residency, layers)[1]
+    if not _fitting(layers, slot_bytes):
+        return f"no layer's slices fit slots of {slot_bytes} bytes; its largest is {_largest(layers)} bytes"
     return ""
+
+
+def _fitting(layers: Sequence[Sequence[TensorInfo]], slot_bytes: int) -> list[Sequence[TensorInfo]]:
+    return [towers for towers in layers if all(info.slice_bytes <= slot_bytes for info in towers)]
 
 
 def _largest(layers: Sequence[Sequence[TensorInfo]]) -> int:
