@@ -4,9 +4,13 @@ all."""
 from vllm_cpp.models.families import (  # noqa: F401
     deepseek2,
     gpt_oss,
+    granitehybrid,
+    jamba,
     laguna,
+    lfm2moe,
     llama,
     mistral3,
+    nemotron_h,
     olmoe,
     qwen2,
     qwen3,
