@@ -11,24 +11,25 @@ import pytest
 
 import oracle
 from models.driving import logits_along, runner
-from tiny_models import TinyModel
+from tiny_models import TinyModel, outline
 from tiny_models.container import ARRAY
 from vllm_cpp import models
 from vllm_cpp.config import offload
 from vllm_cpp.config.engine import EngineParams
-from vllm_cpp.gguf_file import open_model
+from vllm_cpp.gguf_file import hparams, open_model
 from vllm_cpp.residency import inventory
 
 KEY = "nextn_predict_layers"
 
 
 def with_drafts() -> list[str]:
-    found = [oracle.case_of(family, size) for family in oracle.families() for size in oracle.sizes_of(family)]
-    return [name for name in found if _has_drafts(oracle.cases()[name].model())]
-
-
-def _has_drafts(model: TinyModel) -> bool:
-    return f"{model.arch}.{KEY}" in model.kvs
+    found = []
+    for family in oracle.families():
+        for size in oracle.sizes_of(family):
+            model = outline(family, size)
+            if f"{model.arch}.{KEY}" in model.kvs:
+                found.append(oracle.case_of(family, size))
+    return found
 
 
 def without_drafts(model: TinyModel) -> TinyModel:
@@ -75,3 +76,12 @@ def kv_blocks(path: Path) -> int:
         loaded = models.load(model, params, offload.resolve())
         loaded.close()
         return loaded.num_blocks
+
+
+@pytest.mark.parametrize("name", with_drafts())
+def test_tensors_of_draft_blocks_are_not_there_for_who_loads(name: str, tiny_model, tmp_path: Path) -> None:
+    cut = without_drafts(oracle.cases()[name].model()).write(tmp_path / "cut.gguf")
+    with open_model(tiny_model(name)) as whole, open_model(cut) as expected:
+        assert len(whole.tensors) > len(expected.tensors)
+        assert list(hparams.without_drafts(whole).tensors) == list(expected.tensors)
+        assert list(hparams.without_drafts(expected).tensors) == list(expected.tensors)

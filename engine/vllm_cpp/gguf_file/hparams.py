@@ -7,6 +7,8 @@ GGUFModel.need().
 
 from __future__ import annotations
 
+import copy
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +95,18 @@ class Keys:
             self.refuse(key, f"holds {values.min()} to {values.max()}, expected {least} to {most}")
         return tuple(values.tolist())
 
+    def numbers_per_layer(self, key: str, layers: int, default: Any = REQUIRED) -> tuple[float, ...]:
+        """One number of at least 0 for all layers, or an array (f32) with one for each."""
+        full = self.prefix + key
+        if not self.kv.is_array(full):
+            return (self.number(key, default, positive=False),) * layers
+        values = self.kv.get_array(full, "f32")
+        if len(values) != layers:
+            self.refuse(key, f"has {len(values)} elements, but block_count is {layers}")
+        if not values.min() >= 0:
+            self.refuse(key, f"holds {values.min()}, expected numbers of at least 0")
+        return tuple(values.tolist())
+
     def boolean(self, key: str, default: Any = REQUIRED) -> Any:
         return self.kv.get_bool(self.prefix + key, default)
 
@@ -155,6 +169,21 @@ def read_num_layers(model: GGUFModel) -> int:
     """How many layers run, of a file of any architecture; refused in the same words."""
     layers, nextn = _layers(Keys(model))
     return layers - nextn
+
+
+def without_drafts(model: GGUFModel) -> GGUFModel:
+    """The file as if it had no tensors of layers that only predict further tokens: nobody who counts, copies or expands what a model has
+    need know of them. Its files are those of `model`, which has to stay open."""
+    running = copy.copy(model)
+    num_layers = read_num_layers(model)
+    running.tensors = {name: info for name, info in model.tensors.items() if (_layer_of(name) or 0) < num_layers}
+    return running
+
+
+def _layer_of(name: str) -> int | None:
+    """The layer a tensor belongs to, by its name."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return None if found is None else int(found[1])
 
 
 def _layers(keys: Keys) -> tuple[int, int]:
