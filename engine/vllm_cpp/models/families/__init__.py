@@ -2,16 +2,24 @@
 all."""
 
 from vllm_cpp.models.families import (  # noqa: F401
+    bailingmoe2,
     deepseek2,
+    deepseek4,
+    dots1,
+    ernie4_5_moe,
+    glm4moe,
     gpt_oss,
     granitehybrid,
+    granitemoe,
     jamba,
     laguna,
     lfm2moe,
     llama,
+    minimax_m2,
     mistral3,
     nemotron_h,
     olmoe,
     qwen2,
     qwen3,
+    qwen35,
 )
