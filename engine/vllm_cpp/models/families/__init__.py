@@ -4,7 +4,6 @@ all."""
 from vllm_cpp.models.families import (  # noqa: F401
     bailingmoe2,
     deepseek2,
-    deepseek4,
     dots1,
     ernie4_5_moe,
     glm4moe,
@@ -21,5 +20,4 @@ from vllm_cpp.models.families import (  # noqa: F401
     olmoe,
     qwen2,
     qwen3,
-    qwen35,
 )
