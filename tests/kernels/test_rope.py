@@ -150,9 +150,10 @@ def test_only_stored(kv_heads, d, dv, shared, dtype):
     assert np.array_equal(paged.v_cache.view(np.uint8), naive.v_cache.view(np.uint8))
 
 
-def turned_heads(x, *, n_heads, length, first, half, layout, backwards, norm, weight, nth=1):
-    """rope.turn_heads over a copy of x [tokens, n_heads, step]; and the frequencies."""
+def turned_heads(x, *, n_heads, length, first, half, layout, backwards, norm, weight, nth=1, elsewhere=False):
+    """rope.turn_heads over a copy of x [tokens, n_heads, step], in place or to other rows; and the frequencies."""
     n, out = len(x), x.copy()
+    given = x if elsewhere else out
     count, positions = np.full(1, n, np.int64), np.arange(n, dtype=np.int32) * 37
     frequencies, magnitude = rope.rope_frequencies(2 * half, 10000.0, scaling="yarn", factor=2.0, original_context=512)
     table = np.zeros((n, 2 * half + 4), np.float32)
@@ -163,7 +164,8 @@ def turned_heads(x, *, n_heads, length, first, half, layout, backwards, norm, we
     )  # fmt: skip
     record = pack(
         rope.TURN_HEADS_FIELDS,
-        count=address(count), x=address(out), x_stride=out.strides[0], n_heads=n_heads, head_stride=out.strides[1], length=length,
+        count=address(count), x=address(given), x_stride=given.strides[0], head_stride=given.strides[1], out=address(out),
+        out_stride=out.strides[0], out_head_stride=out.strides[1], n_heads=n_heads, length=length,
         normed=norm, norm=address(weight), eps=EPS, layout=layout, half=half, first=first, backwards=backwards, table=address(table),
         table_stride=table.strides[0],
     )  # fmt: skip
@@ -200,4 +202,4 @@ def test_heads_normed_and_turned_anywhere(layout, length, first, half, norm, wei
     assert np.abs(found - expected).max() <= 2e-6 * np.abs(expected).max()
     assert np.array_equal(found[..., length:], x[..., length:])
     for nth in (2, 5):
-        assert np.array_equal(turned_heads(x, **options, nth=nth)[0], found)
+        assert np.array_equal(turned_heads(x, **options, nth=nth, elsewhere=norm)[0], found)

@@ -57,15 +57,16 @@ ROPE_STORE_FIELDS = (
 
 TURN_HEADS_FIELDS = (
     "count",  # address of the int64 number of rows
-    "x", "x_stride",  # f32 rows of heads, changed in place; bytes between two rows
-    "n_heads", "head_stride", "length",  # bytes between two heads; values of a head
+    "x", "x_stride", "head_stride",  # f32 rows of heads; bytes between two rows, two heads
+    "out", "out_stride", "out_head_stride",  # where they go: x itself, or other rows, where they are normed
+    "n_heads", "length",  # values of a head
     "normed", "norm", "eps",  # flag: heads are normed first, by f32[length] weights (0: none); float
     "layout", "half", "first",  # pairs that turn, from the `first` value of a head on; half 0: nothing turns
     "backwards",  # flag: by the negative angle
     "table", "table_stride",  # of rope_table
 )  # fmt: skip
-(_H_COUNT, _H_X, _H_X_STRIDE, _H_N_HEADS, _H_HEAD_STRIDE, _H_LENGTH, _H_NORMED, _H_NORM, _H_EPS, _H_LAYOUT, _H_HALF, _H_FIRST, _H_BACKWARDS,
- _H_TABLE, _H_TABLE_STRIDE) = range(len(TURN_HEADS_FIELDS))  # fmt: skip
+(_H_COUNT, _H_X, _H_X_STRIDE, _H_HEAD_STRIDE, _H_OUT, _H_OUT_STRIDE, _H_OUT_HEAD_STRIDE, _H_N_HEADS, _H_LENGTH, _H_NORMED, _H_NORM,
+ _H_EPS, _H_LAYOUT, _H_HALF, _H_FIRST, _H_BACKWARDS, _H_TABLE, _H_TABLE_STRIDE) = range(len(TURN_HEADS_FIELDS))  # fmt: skip
 
 
 def rope_frequencies(
@@ -229,6 +230,7 @@ def turn_heads(args, tid, nth):  # type: ignore[no-untyped-def]
     for unit in range(share(units, 1, tid, nth), share(units, 1, tid + 1, nth)):
         t, head = unit // n_heads, unit % n_heads
         x = field(args, _H_X) + t * field(args, _H_X_STRIDE) + head * field(args, _H_HEAD_STRIDE)
+        out = field(args, _H_OUT) + t * field(args, _H_OUT_STRIDE) + head * field(args, _H_OUT_HEAD_STRIDE)
         if field(args, _H_NORMED) != 0:
-            norm_row(x, length, field(args, _H_NORM), number(args, _H_EPS), x)
-        _turn(x + 4 * field(args, _H_FIRST), field(args, _H_TABLE) + t * field(args, _H_TABLE_STRIDE), half, layout, sense)
+            norm_row(x, length, field(args, _H_NORM), number(args, _H_EPS), out)
+        _turn(out + 4 * field(args, _H_FIRST), field(args, _H_TABLE) + t * field(args, _H_TABLE_STRIDE), half, layout, sense)

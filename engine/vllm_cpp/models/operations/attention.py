@@ -88,9 +88,9 @@ def rope_table(
     return Turn(table.ctypes.data, table.strides[0], len(frequencies), layout)
 
 
-def head_norm(b: Builder, x: Rows | Heads, length: int, weight: Address, eps: float) -> None:
-    """Each head of x normed by itself (rmsnorm, in place); `weight` f32[length], or 0: none."""
-    _turn_heads(b, heads_of(x, length), None, normed=True, weight=weight, eps=eps, label="head norm")
+def head_norm(b: Builder, x: Rows | Heads, length: int, weight: Address, eps: float, out: Rows | Heads | None = None) -> None:
+    """Each head of x normed by itself (rmsnorm, in place or to `out`); `weight` f32[length], or 0: none."""
+    _turn_heads(b, heads_of(x, length), None, normed=True, weight=weight, eps=eps, label="norm", out=out and heads_of(out, length))
 
 
 def turn(b: Builder, x: Rows | Heads, length: int, by: Turn, *, first: int = 0, backwards: bool = False) -> None:
@@ -105,18 +105,19 @@ def norm_and_turn(b: Builder, x: Rows | Heads, length: int, weight: Address, eps
 
 def _turn_heads(
     b: Builder, x: Heads, by: Turn | None, *, normed: bool = False, weight: Address = 0, eps: float = 0.0, first: int = 0,
-    backwards: bool = False, label: str,
+    backwards: bool = False, label: str, out: Heads | None = None,
 ) -> None:  # fmt: skip
+    out = out or x
     if by is not None and first + 2 * by.half > x.length:
         raise ValueError(f"{2 * by.half} values from {first} on do not fit a head of {x.length} ({x.rows.name})")
     record = pack(
-        rope.TURN_HEADS_FIELDS, count=x.rows.count, x=x.address, x_stride=x.stride, n_heads=x.count, head_stride=x.head_stride,
-        length=x.length, normed=normed, norm=weight, eps=float(eps), layout=0 if by is None else by.layout,
+        rope.TURN_HEADS_FIELDS, count=x.rows.count, x=x.address, x_stride=x.stride, head_stride=x.head_stride, out=out.address,
+        out_stride=out.stride, out_head_stride=out.head_stride, n_heads=x.count, length=x.length, normed=normed, norm=weight, eps=float(eps), layout=0 if by is None else by.layout,
         half=0 if by is None else by.half, first=first, backwards=backwards, table=0 if by is None else by.table,
         table_stride=0 if by is None else by.table_stride,
     )  # fmt: skip
-    b.program.add(rope.turn_heads, record, f"{label} the heads of {x.rows.name}")
-    x.rows.quantized.clear()
+    b.program.add(rope.turn_heads, record, f"{'' if out is x else f'{out.rows.name} = '}{label} the heads of {x.rows.name}")
+    out.rows.quantized.clear()
 
 
 # -- keys and values
