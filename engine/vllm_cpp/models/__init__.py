@@ -43,7 +43,7 @@ def load(
     model = without_drafts(model)
     pooling = read_pooling(model, family)
     layouts = _kv_layouts(model, params, residency, family, hp)
-    num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts if layout))
+    num_blocks, max_model_len = _sizes(params, hp, sum(layout.block_bytes for layout in layouts if layout), family.state_grows)
     blocks_a_sequence = -(-max_model_len // params.block_size)
     whole_texts = pooling is not None and not pooling.causal
     step = StepArrays(max(PIECE_TOKENS, params.max_num_seqs, max_model_len if whole_texts else 0), params.max_num_seqs, blocks_a_sequence)
@@ -83,7 +83,7 @@ def kv_cache_bytes(model: GGUFModel, params: EngineParams, residency: Residency)
     hp = read_hyper_parameters(model)
     layouts = _kv_layouts(model, params, residency, family, hp)
     block_bytes = sum(layout.block_bytes for layout in layouts if layout)
-    return _sizes(params, hp, block_bytes)[0] * block_bytes
+    return _sizes(params, hp, block_bytes, family.state_grows)[0] * block_bytes
 
 
 def _kv_layouts(model: GGUFModel, params: EngineParams, residency: Residency, family: Family, hp: HyperParameters) -> list[KvLayout | None]:
@@ -98,14 +98,14 @@ def _kv_layouts(model: GGUFModel, params: EngineParams, residency: Residency, fa
     ]
 
 
-def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple[int, int]:
+def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int, state_grows: bool) -> tuple[int, int]:
     """(KV blocks, longest sequence), from what the parameters say and leave open.
 
     Blocks: num_blocks, else what kv_cache_memory_bytes pays for, else 256 or as many as an explicit max_model_len needs. The longest
     sequence: max_model_len, else the model's context, cut to what the blocks hold.
     """
     if block_bytes == 0:
-        return _sizes_without_cache(params, hp)
+        return _sizes_without_cache(params, hp, state_grows)
     num_blocks, kv_bytes = params.num_blocks, params.kv_cache_memory_bytes
     if kv_bytes is not None:
         paid = kv_bytes // block_bytes
@@ -131,13 +131,15 @@ def _sizes(params: EngineParams, hp: HyperParameters, block_bytes: int) -> tuple
     return num_blocks, params.max_model_len or min(hp.context_length, capacity)
 
 
-def _sizes_without_cache(params: EngineParams, hp: HyperParameters) -> tuple[int, int]:
-    """The same for a model that keeps no keys and values: as many blocks, which then take no memory, as never to run out."""
+def _sizes_without_cache(params: EngineParams, hp: HyperParameters, state_grows: bool) -> tuple[int, int]:
+    """The same for a model that keeps no keys and values: as many blocks, which then take no memory, as never to run out. Where what it
+    keeps instead has room for the longest sequence, that is as long as the usual number of blocks, unless max_model_len says otherwise."""
     for name in ("num_blocks", "kv_cache_memory_bytes"):
         if getattr(params, name):
             log.line(f"engine: {name}={getattr(params, name)} has no effect: this model keeps no keys and values")
     _refuse_longer_than_trained(params, hp)
-    max_model_len = params.max_model_len or hp.context_length
+    longest = min(hp.context_length, DEFAULT_NUM_BLOCKS * params.block_size) if state_grows else hp.context_length
+    max_model_len = params.max_model_len or longest
     return params.max_num_seqs * (-(-max_model_len // params.block_size) + 1), max_model_len
 
 

@@ -51,6 +51,7 @@ class Family:
     streams_experts: bool = False  # routed experts are read through the slot seam
     places_experts: bool = False  # routed experts of a layer can be computed on another device than the rest
     consults_weight_offloader: bool = False
+    state_grows: bool = False  # its recurrent state has room for the longest sequence, so max_model_len costs memory
     pools: bool = False  # embeds, where the file declares how its hidden states are pooled; else it generates text
     encodes: bool = False  # does nothing but embed: every token of a text sees every other
 

@@ -4,6 +4,7 @@ all."""
 from vllm_cpp.models.families import (  # noqa: F401
     bailingmoe2,
     deepseek2,
+    deepseek4,
     dots1,
     ernie4_5_moe,
     glm4moe,

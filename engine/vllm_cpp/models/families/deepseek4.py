@@ -1,0 +1,170 @@
+"""deepseek4: four residual streams, attention over a window and compressed entries, experts. The first layers list experts by token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vllm_cpp.errors import ModelLoadError
+from vllm_cpp.gguf_file import GGUFModel
+from vllm_cpp.gguf_file.hparams import HyperParameters
+from vllm_cpp.kernels.cpu import elementwise, rope, router
+from vllm_cpp.kernels.cpu.streams import STREAMS
+from vllm_cpp.models import decoder
+from vllm_cpp.models.builder import Builder, Rows
+from vllm_cpp.models.operations import attention, compressed, latent, streams
+from vllm_cpp.models.operations import experts as expert_ops
+from vllm_cpp.models.operations.attention import Heads
+from vllm_cpp.models.registry import KvShape, family
+
+TRAITS = decoder.Traits(
+    expert_scores=router.SQRT_SOFTPLUS, needs_expert_bias=True, normalize_experts=None, scale_experts=True,
+    expert_width=decoder.expert_length, shared_width=decoder.shared_by_count, tied_head=False,
+)  # fmt: skip
+_CHOOSING_RATIO = 4  # layers with blocks of so many tokens choose among them
+_RATIOS = (0, _CHOOSING_RATIO, 128)
+
+
+def no_kv_blocks(model: GGUFModel, hp: HyperParameters) -> list[KvShape | None]:  # noqa: ARG001 - every KvShapes takes both
+    """All that layers keep lies in their state (operations/compressed.py)."""
+    return [None] * hp.num_layers
+
+
+@family("deepseek4", kv_shapes=no_kv_blocks, state_grows=True, streams_experts=True, places_experts=True)
+def deepseek4(b: Builder, hp: HyperParameters) -> None:
+    n = hp.embedding_length
+    _check(b, hp)
+    mixer = _Attention(b, hp)
+    experts = _Experts(b, hp)
+    mixing = streams.Mixing(
+        b.keys.integer("hyper_connection.sinkhorn_iterations", least=1), b.keys.number("hyper_connection.epsilon"), hp.rms_epsilon
+    )
+    x = streams.begin(b, b.weight("token_embd.weight", hp.vocab_size, n))
+    for il in range(hp.num_layers):
+        read, mix = streams.read(b, x, f"blk.{il}.hc_attn", mixing)
+        streams.write(b, x, mix, mixer.compute(il, decoder.norm(b, hp, f"blk.{il}.attn_norm", read)))
+        if il == hp.num_layers - 1:
+            x = decoder.only_sampled(b, x)  # from here on only the rows whose logits are wanted matter
+        read, mix = streams.read(b, x, f"blk.{il}.hc_ffn", mixing)
+        streams.write(b, x, mix, experts.compute(il, decoder.norm(b, hp, f"blk.{il}.ffn_norm", read)))
+    read, _ = streams.read(b, x, "output_hc", mixing, writes=False)
+    decoder.head(b, hp, TRAITS, read)
+
+
+def _check(b: Builder, hp: HyperParameters) -> None:
+    count = b.keys.integer("hyper_connection.count")
+    if count != STREAMS:
+        b.keys.refuse("hyper_connection.count", f"is {count}, expected {STREAMS}")
+    if hp.rope.scaling == "longrope":
+        raise ModelLoadError("deepseek4.rope.scaling.type is 'longrope', expected none, linear or yarn")
+    if hp.expert_gating_func not in (None, 4):
+        b.keys.refuse("expert_gating_func", f"is {hp.expert_gating_func}, expected 4 (the root of softplus)")
+    if not hp.num_experts:
+        b.keys.refuse("expert_count", "is missing or 0; every layer of deepseek4 has experts")
+
+
+class _Attention:
+    """The first half of every layer (FAMILIES: deepseek4, Attention and Compressed entries)."""
+
+    def __init__(self, b: Builder, hp: HyperParameters) -> None:
+        keys = b.keys
+        self.b, self.hp, self.n_heads, self.d = b, hp, hp.num_heads[0], hp.key_length
+        self.q_rank = keys.integer("attention.q_lora_rank", least=1)
+        self.window = keys.integer("attention.sliding_window", least=1)
+        self.groups = keys.integer("attention.output_group_count", least=1)
+        self.out_rank = keys.integer("attention.output_lora_rank", least=1)
+        self.index_heads = keys.integer("attention.indexer.head_count", least=1)
+        self.index_width = keys.integer("attention.indexer.key_length", least=1)
+        self.top = keys.integer("attention.indexer.top_k", least=1)
+        self.rot = hp.rope.dimension_count
+        if self.n_heads % self.groups:
+            keys.refuse("attention.output_group_count", f"is {self.groups}, which does not divide attention.head_count, {self.n_heads}")
+        if self.rot > self.index_width:
+            keys.refuse("rope.dimension_count", f"is {self.rot}, more than attention.indexer.key_length, {self.index_width}")
+        ratios = b.model.kv.get_array("deepseek4.attention.compress_ratios", "int").tolist()
+        if len(ratios) < hp.num_layers or not set(ratios[: hp.num_layers]) <= set(_RATIOS):
+            keys.refuse("attention.compress_ratios", f"is {ratios}, expected one of {_RATIOS} for each of {hp.num_layers} layers")
+        self.ratios: list[int] = ratios
+        plain, _ = rope.rope_frequencies(self.rot, hp.rope.freq_base)
+        long, _ = rope.rope_frequencies(
+            self.rot, keys.number("attention.compress_rope_freq_base"), scaling=hp.rope.scaling, factor=hp.rope.factor,
+            original_context=hp.rope.original_context_length,
+        )  # fmt: skip
+        self.entry_positions = compressed.Positions(long, 1.0)
+        self.plain_turn, self.long_turn = (attention.rope_table(b, angles, 1.0, rope.NEIGHBOURS) for angles in (plain, long))
+
+    def compute(self, il: int, h: Rows) -> Rows:
+        """What the tokens tell each other, brought back to rows of h's width."""
+        b, hp, d, ratio, name = self.b, self.hp, self.d, self.ratios[il], f"blk.{il}"
+        n, eps, turn = h.width, hp.rms_epsilon, self.long_turn if ratio else self.plain_turn
+        low, x = b.rows("low-rank query", self.q_rank, h.count), b.rows("window row", d, h.count)
+        q_a, kv = b.weight(f"{name}.attn_q_a.weight", self.q_rank, n), b.weight(f"{name}.attn_kv.weight", d, n)
+        b.activations(h, [q_a, kv])
+        b.matmul(q_a, h, low, barrier=False)
+        b.matmul(kv, h, x)
+        b.rmsnorm(low, b.vector(f"{name}.attn_q_a_norm.weight", self.q_rank), eps, low, f"attn_q_a_norm of layer {il}")
+        b.rmsnorm(x, b.vector(f"{name}.attn_kv_a_norm.weight", d), eps, x, f"attn_kv_a_norm of layer {il}")
+        q = b.rows("q", self.n_heads * d, h.count)
+        b.matmul(b.weight(f"{name}.attn_q_b.weight", q.width, self.q_rank), low, q)
+        attention.head_norm(b, q, d, 0, eps)
+        attention.turn(b, q, d, turn, first=d - self.rot)
+        attention.turn(b, x, d, turn, first=d - self.rot)
+        chooses = ratio == _CHOOSING_RATIO
+        layer = compressed.Layer(b, il, window=self.window, width=d, ratio=ratio, index_width=self.index_width if chooses else 0)
+        entries = choice = None
+        if ratio:
+            entries = layer.compress(f"{name}.attn_compressor", "entries", h, d, eps, self.entry_positions)
+        if chooses:
+            choice = self._choose(il, layer, h, low)
+        out = latent.rows_of_heads(b, "attention", self.n_heads, d)
+        layer.attend(q, x, b.vector(f"{name}.attn_sinks.weight", self.n_heads), out, entries, choice)
+        layer.keep()
+        attention.turn(b, out, d, turn, first=d - self.rot, backwards=True)  # values are turned too
+        return self._project(il, out, n)
+
+    def _choose(self, il: int, layer: compressed.Layer, h: Rows, low: Rows) -> compressed.Choice:
+        b, width = self.b, self.index_width
+        keys = layer.compress(f"blk.{il}.indexer_compressor", "keys", h, width, self.hp.rms_epsilon, self.entry_positions)
+        q, weights = b.rows("indexer query", self.index_heads * width, h.count), b.rows("indexer weights", self.index_heads, h.count)
+        b.matmul(b.weight(f"blk.{il}.indexer.attn_q_b.weight", q.width, self.q_rank), low, q)
+        b.matmul(b.weight(f"blk.{il}.indexer.proj.weight", self.index_heads, h.width), h, weights)
+        attention.turn(b, q, width, self.long_turn, first=width - self.rot)
+        return layer.choose(keys, q, weights, self.top)
+
+    def _project(self, il: int, out: Rows, n: int) -> Rows:
+        """attn_output_b · (in groups of heads: the group's rows of attn_output_a · its heads)."""
+        b, groups, rank = self.b, self.groups, self.out_rank
+        whole = b.weight(f"blk.{il}.attn_output_a.weight", groups * rank, out.width // groups)
+        tower = replace(whole, n_rows=rank, slice_bytes=rank * whole.row_bytes)
+        low, y = b.rows("low-rank output", groups * rank, out.count), b.rows("half-layer out", n, out.count)
+        latent.heads_product(b, tower, groups, out, out.width // groups, Heads(low, groups, rank, rank))
+        b.matmul(b.weight(f"blk.{il}.attn_output_b.weight", n, low.width), low, y)
+        return y
+
+
+class _Experts:
+    """The second half of every layer: routed experts beside a plain shared one, hidden units cut."""
+
+    def __init__(self, b: Builder, hp: HyperParameters) -> None:
+        self.b, self.hp = b, hp
+        self.hash_layers = b.keys.integer("hash_layer_count", 0)
+        self.limits = b.keys.numbers_per_layer("swiglu_clamp_exp", hp.block_count, 0.0)
+        has_own = "deepseek4.swiglu_clamp_shexp" in b.model.kv
+        self.shared_limits = b.keys.numbers_per_layer("swiglu_clamp_shexp", hp.block_count) if has_own else self.limits
+
+    def compute(self, il: int, h: Rows) -> Rows:
+        b, hp = self.b, self.hp
+        y, table = b.rows("half-layer out", h.width, h.count), 0
+        if il < self.hash_layers:
+            name = f"blk.{il}.ffn_gate_tid2eid.weight"
+            table = expert_ops.experts_by_token(b, name, hp.vocab_size, hp.top_k[il], hp.num_experts)
+        b.clear(y)
+        routes = decoder.route(b, hp, TRAITS, il, h, table)
+        towers = expert_ops.towers(b, il, hp.num_experts, hp.expert_feed_forward_length[il], h.width)
+        shared = decoder.SharedExpert(b, hp, TRAITS, il, h, y, activation=_activation(self.shared_limits[il]))
+        expert_ops.experts(b, routes, h, towers, y, activation=_activation(self.limits[il]), meanwhile=shared.compute)
+        return y
+
+
+def _activation(limit: float) -> elementwise.Activation:
+    return elementwise.Activation(elementwise.CUT_THEN_SILU, limit if limit > 1e-6 else math.inf)
