@@ -26,7 +26,13 @@ U32 = struct.pack("<I", KINDS["u32"][0])
 EXTREMES = (0, 2**30, 2**31 - 1, 2**32 - 1)  # 2^30 also divides well
 
 
-@pytest.mark.parametrize("name", ["qwen2moe-s1-z0-F32", "llama-s1-z0-F32"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2moe-s1-z0-F32", "llama-s1-z0-F32", "nemotron_h_moe-puzzle-s1-z0-F32", "granitehybrid-s2-z0-F32", "jamba-s1-z0-F32",
+        "lfm2moe-s1-z0-F32",
+    ],
+)  # fmt: skip
 def test_extreme_numbers_load_or_are_refused_by_name(tmp_path: Path, name: str) -> None:
     model = oracle.cases()[name].model()
     edits = ["none"]

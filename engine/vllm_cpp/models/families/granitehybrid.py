@@ -12,6 +12,7 @@ from vllm_cpp.models.registry import attention_where_heads, family
 
 @family("granitehybrid", kv_shapes=attention_where_heads, streams_experts=True)
 def granitehybrid(b: Builder, hp: HyperParameters) -> None:
+    decoder.check_widths(b, hp)
     traits = decoder.Traits(
         rope_layout=rope.NEIGHBOURS,
         shared_width=decoder.shared_length,

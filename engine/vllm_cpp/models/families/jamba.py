@@ -13,6 +13,8 @@ TRAITS = decoder.Traits(normalize_experts=False)
 
 @family("jamba", kv_shapes=attention_where_heads, streams_experts=True)
 def jamba(b: Builder, hp: HyperParameters) -> None:
+    decoder.check_widths(b, hp)
+
     def mixer(il: int, h: Rows) -> decoder.Mixed:
         if hp.num_kv_heads[il]:
             return decoder.Mixed(decoder.attention(b, hp, TRAITS, il, h, None), "attn_output")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.kernels.cpu import state_space
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
@@ -37,9 +36,9 @@ def mamba2(b: Builder, il: int, h: Rows, eps: float) -> Rows:
     inner, n_state, taps = (b.keys.integer(f"ssm.{key}", least=1) for key in ("inner_size", "state_size", "conv_kernel"))
     heads, groups = b.keys.integer("ssm.time_step_rank", least=1), b.keys.integer("ssm.group_count", least=1)
     if inner % heads or heads % groups:
-        raise ModelLoadError(
-            f"{b.model.path}: ssm.inner_size is {inner}, ssm.time_step_rank (the number of heads) {heads} and ssm.group_count {groups}; "
-            "expected each to be a multiple of the next"
+        b.keys.refuse(
+            "ssm.inner_size",
+            f"is {inner}, ssm.time_step_rank (heads) {heads} and ssm.group_count {groups}; each must divide the one before",
         )
     name, tokens = f"blk.{il}", h.count
     convolved = inner + 2 * groups * n_state
