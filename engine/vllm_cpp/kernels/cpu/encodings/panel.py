@@ -7,8 +7,11 @@ needs no horizontal sums, and every row's sum is one lane. Must not know what th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from operator import add
+
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.simd import i32x16, join, load, shuffle, store, unrolled
+from vllm_cpp.kernels.simd import high, i32x16, join, load, low, shuffle, store, unrolled
 from vllm_cpp.kernels.vectors import Value, constant, features
 
 AHEAD = 4096  # bytes that row kernels prefetch ahead: hardware stops at page ends, this does not
@@ -20,12 +23,13 @@ WORD_BYTES = 4 * ROWS
 
 def _interleave(x: Value, y: Value, width: int) -> tuple[Value, Value]:
     """Within each 128 bits: the lower halves of x and y alternating by `width` words, and the upper halves."""
-    low, high = [], []
-    for base in range(0, 16, 4):
-        for picks, start in ((low, base), (high, base + 2)):
+    lower, upper = [], []
+    lanes = x.type.lanes
+    for base in range(0, lanes, 4):
+        for picks, start in ((lower, base), (upper, base + 2)):
             for i in range(0, 2, width):
-                picks += [*range(start + i, start + i + width), *range(16 + start + i, 16 + start + i + width)]
-    return shuffle(x, low, y), shuffle(x, high, y)
+                picks += [*range(start + i, start + i + width), *range(lanes + start + i, lanes + start + i + width)]
+    return shuffle(x, lower, y), shuffle(x, upper, y)
 
 
 @unrolled
@@ -62,6 +66,22 @@ def transpose_rows(staged, n_lines, to):  # type: ignore[no-untyped-def]
     """Sixteen staged rows of n_lines lines each, one after another, to the columns of one group of rows in a panel."""
     for line in range(n_lines):
         transpose_lines(staged + 64 * line, 64 * n_lines, to + 16 * WORD_BYTES * line, 4 * WORD_BYTES, WORD_BYTES)
+
+
+def four_lines(lines: Iterable[Value]) -> Value:
+    """Four vectors one behind the other (unrolled functions only)."""
+    a, b, c, d = lines
+    return join(join(a, b), join(c, d))
+
+
+def across(rows: Sequence[Value]) -> Value:
+    """The sum of all lanes of each of four vectors, a vector a lane; exact in integers (unrolled functions only)."""
+    for width in (1, 2):
+        rows = [add(*_interleave(x, y, width)) for x, y in zip(rows[::2], rows[1::2], strict=True)]
+    (total,) = rows
+    while total.type.lanes > 4:
+        total = low(total) + high(total)
+    return total
 
 
 @jit.inner

@@ -8,18 +8,25 @@ bits 2r and 2r + 1 of bytes 8..11 the high two bits of scales 4r .. 4r + 3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
+from vllm_cpp.kernels.cpu.encodings.panel import four_lines
 from vllm_cpp.kernels.simd import (
     convert,
     f32,
     f32x4,
+    half_to_float,
+    i8x64,
     i16x16,
     join,
     load,
     load_half,
+    opaque,
     pack,
     reinterpret,
+    shuffle,
     splat,
     u8x8,
     u8x16,
@@ -27,6 +34,7 @@ from vllm_cpp.kernels.simd import (
     u8x64,
     u16x32,
     u32,
+    u32x16,
 )
 from vllm_cpp.kernels.vectors import Value, constant
 
@@ -57,15 +65,42 @@ def _scales(packed: Value) -> Value:
     return convert(i16x16, low | (high << 4)) - 32
 
 
+ORDER = tuple((2 * run, 2 * run + 1, 2 * run + 8, 2 * run + 9) for run in range(4))
+
+
+def quants_as_they_lie(w: Value) -> list[Value]:
+    """The same run of both halves in a vector: ORDER."""
+    packed, third = load(u8x64, w + 32), load(u8x32, w)
+    third = reinterpret(u16x32, join(third, third)) >> constant(u16x32, [0] * 16 + [4] * 16)
+    quants = []
+    for run in range(4):
+        moved = third << (2 - run) if run < 2 else third >> (run - 2)
+        quants.append(((packed >> 2 * run) & 3) | (reinterpret(u8x64, moved) & 4))
+    return quants
+
+
+def heads(blocks: Sequence[Value]) -> q8k.Heads:
+    ends = four_lines(load(u8x16, block + 94) for block in blocks)  # two last bytes of quants, 12 of scales, d
+    lows, highs = (
+        reinterpret(u32x16, shuffle(ends, [at + i for at in range(0, 64, 16) for i in picks]))
+        for picks in ([*range(2, 10)] * 2, [*range(10, 14)] * 4)
+    )
+    lows, highs = lows >> constant(u32x16, [0, 0, 4, 4] * 4), highs >> constant(u32x16, [0, 2, 4, 6] * 4)
+    scales = reinterpret(i8x64, (reinterpret(u8x64, lows) & 15) | (reinterpret(u8x64, highs & 0x03030303) << 4)) - 32
+    d = half_to_float(shuffle(reinterpret(u16x32, ends), [7, 15, 23, 31]))
+    return q8k.Heads([opaque(convert(i16x16, shuffle(scales, range(at, at + 16)))) for at in range(0, 64, 16)], None, d, None)
+
+
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=7, zero=4)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+dots, stage, values = q8k.four_dots(FORM, quants_as_they_lie, heads, ORDER), q8k.stage(FORM), q8k.values(FORM)
+folded = FORM.folded
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    q8k.rows_by_four(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
-from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, scales_and_minimums
+from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, heads, scales_and_minimums
 from vllm_cpp.kernels.simd import join, load, reinterpret, u8x32, u8x64, u16x32
 from vllm_cpp.kernels.vectors import Value, constant
 
@@ -20,15 +20,28 @@ def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
     return quants, *scales_and_minimums(w + 4), d_and_dmin(w)
 
 
+ORDER = ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))
+
+
+def nibbles(w: Value) -> list[Value]:
+    """The 4-bit quants of a block as they lie, two runs of 32 a vector: ORDER."""
+    quants = []
+    for at in (0, 64):
+        packed = load(u8x64, w + at)
+        quants += [packed & 15, packed >> 4]
+    return quants
+
+
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=15, sub=32)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+dots, stage, values = q8k.four_dots(FORM, lambda w: nibbles(w + 16), heads, ORDER), q8k.stage(FORM), q8k.values(FORM)
+folded = FORM.folded
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    q8k.rows_by_four(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
-from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, scales_and_minimums
+from vllm_cpp.kernels.cpu.encodings.q4_k import ORDER, nibbles
+from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin, heads, scales_and_minimums
 from vllm_cpp.kernels.simd import join, load, reinterpret, u8x32, u8x64, u16x32
 from vllm_cpp.kernels.vectors import Value, constant
 
@@ -24,15 +25,27 @@ def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
     return quants, *scales_and_minimums(w + 4), d_and_dmin(w)
 
 
+def quants_as_they_lie(w: Value) -> list[Value]:
+    fifth = load(u8x32, w + 16)
+    fifth = reinterpret(u16x32, join(fifth, fifth))
+    quants = []
+    for low, runs in zip(nibbles(w + 48), ((0, 2), (1, 3), (4, 6), (5, 7)), strict=True):
+        up, down = ([max(0, sign * (4 - run)) for run in runs] for sign in (1, -1))
+        moved = fifth << constant(u16x32, [up[0]] * 16 + [up[1]] * 16) >> constant(u16x32, [down[0]] * 16 + [down[1]] * 16)
+        quants.append(low | (reinterpret(u8x64, moved) & 16))
+    return quants
+
+
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=31, sub=32)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+dots, stage, values = q8k.four_dots(FORM, quants_as_they_lie, heads, ORDER), q8k.stage(FORM), q8k.values(FORM)
+folded = FORM.folded
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    q8k.rows_by_four(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

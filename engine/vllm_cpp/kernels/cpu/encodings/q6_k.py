@@ -6,9 +6,29 @@ of 32 values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import q8k
-from vllm_cpp.kernels.simd import convert, f32, f32x4, i8x16, i16x16, join, load, load_half, reinterpret, splat, u8x32, u8x64, u16x32
+from vllm_cpp.kernels.simd import (
+    convert,
+    f32,
+    f32x4,
+    half_to_float,
+    i8x16,
+    i16x16,
+    join,
+    load,
+    load_half,
+    opaque,
+    pack,
+    reinterpret,
+    splat,
+    u8x32,
+    u8x64,
+    u16,
+    u16x32,
+)
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK_BYTES = 210
@@ -25,15 +45,21 @@ def unpack(w: Value) -> tuple[list[Value], Value, None, Value]:
     return quants, convert(i16x16, load(i8x16, w + 192)), None, splat(f32x4, load_half(f32, w + 208))
 
 
+def heads(blocks: Sequence[Value]) -> q8k.Heads:
+    d = half_to_float(pack([load(u16, block + 208) for block in blocks]))
+    return q8k.Heads([opaque(convert(i16x16, load(i8x16, block + 192))) for block in blocks], None, d, None)
+
+
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=63, zero=32)
-dot, finish, stage, values = q8k.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+dots, stage, values = q8k.four_dots(FORM, lambda w: unpack(w)[0], heads), q8k.stage(FORM), q8k.values(FORM)
+folded = FORM.folded
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    q8k.rows_by_four(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -11,11 +11,11 @@ cache line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, filled, store_lanes, transpose_rows
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, across, filled, store_lanes, transpose_rows
 from vllm_cpp.kernels.simd import (
     convert,
     dot_i16,
@@ -26,6 +26,7 @@ from vllm_cpp.kernels.simd import (
     f32x16,
     fma,
     high,
+    i8x32,
     i8x64,
     i16x16,
     i16x32,
@@ -143,6 +144,60 @@ def dot(form: Form) -> Callable:
         return fma(convert(f32x4, whole), weight_d * load(f32, d), total)
 
     return unrolled(block_dot)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What stands beside the quants in one block of each of four rows: i16x16 scales, of which lane `scale_of[g]` is that of the g-th 16
+    values; i16x16 minimums, one for each 16 values, or None; d and dmin (None where an encoding has one scale for both) as f32x4, a row a
+    lane."""
+
+    scales: Sequence[Value]
+    minimums: Sequence[Value] | None
+    d: Value
+    dmin: Value | None
+    scale_of: Sequence[int] = range(16)
+
+
+IN_ORDER = tuple(tuple(range(4 * j, 4 * j + 4)) for j in range(4))
+
+
+def four_dots(
+    form: Form, quants_of: Callable[[Value], Sequence[Value]], heads_of: Callable[[Sequence[Value]], Heads], order: Sequence = IN_ORDER
+) -> Callable:
+    """Totals + one block of each of four weight rows times one of an activation row: two f32x4 of running sums, a row a lane, of the d
+    parts and of the dmin parts.
+
+    The same arithmetic as `dot`, in fewer steps: activations are loaded once, heads unpack and sums are folded four at a time, and
+    `order` lets quants come as they lie: `order[j]` says which of the block's 16 groups of 16 values the j-th vector of quants holds.
+    """
+
+    def block_dots(
+        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, ahead: Value, quants: Value, sums: Value, d: Value
+    ) -> tuple[Value, Value]:
+        blocks = (w0, w1, w2, w3)
+        for w in blocks:
+            for line in range(0, form.block_bytes, 64):
+                prefetch(w + ahead + line)
+        heads = heads_of(blocks)
+        acts = [join(load(i8x32, quants + 16 * groups[0]), load(i8x32, quants + 16 * groups[2])) for groups in order]
+        whole = []
+        for w, scales in zip(blocks, heads.scales, strict=True):
+            row = zero(i32x16)
+            for groups, act, q in zip(order, acts, quants_of(w), strict=True):
+                by_pair = shuffle(scales, [heads.scale_of[groups[lane // 8]] for lane in range(32)])
+                row = dot_i16(row, pair_sums(q, act), by_pair)
+            whole.append(row)
+        minimums = [scales * form.dot_zero for scales in heads.scales] if heads.minimums is None else heads.minimums
+        lows = [dot_i16(zero(i32x8), row, load(i16x16, sums)) for row in minimums]
+        act_d = load(f32, d)
+        if form.folded:
+            whole = [low(row) + high(row) - row_low for row, row_low in zip(whole, lows, strict=True)]
+        else:
+            low_total = fma(convert(f32x4, across(lows)), heads.dmin * act_d, low_total)
+        return fma(convert(f32x4, across(whole)), heads.d * act_d, total), low_total
+
+    return unrolled(block_dots)
 
 
 def finish(form: Form) -> Callable:
@@ -266,6 +321,30 @@ def rows(block_dot, block_finish, block_bytes, w, stride, n_rows, k, act, out): 
         for b in range(k // BLOCK):
             total = block_dot(total, row + block_bytes * b, act + BLOCK * b, act + sums_at(k) + 32 * b, act + scales_at(k) + 4 * b)
         store(out + 4 * r, block_finish(total))
+
+
+@jit.inner
+def rows_by_four(block_dots, folded, block_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    """The same of forms that have `four_dots`; behind the last row it is computed again, and left out."""
+    group = 4 * stride
+    ahead = (AHEAD + group - 1) // group * group
+    last = n_rows - 1
+    for r in range(0, n_rows, 4):
+        row0, row1, row2, row3 = w + r * stride, w + min(r + 1, last) * stride, w + min(r + 2, last) * stride, w + min(r + 3, last) * stride
+        total, low_total = zero(f32x4), zero(f32x4)
+        for b in range(k // BLOCK):
+            at = block_bytes * b
+            total, low_total = block_dots(
+                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, ahead,
+                act + BLOCK * b, act + sums_at(k) + 32 * b, act + scales_at(k) + 4 * b,
+            )  # fmt: skip
+        if not folded:
+            total = total - low_total
+        if n_rows - r >= 4:
+            store(out + 4 * r, total)
+        else:
+            for i in range(n_rows - r):
+                store(out + 4 * (r + i), total[i])
 
 
 @jit.inner
