@@ -274,14 +274,16 @@ def dense(
     b.matmul(parts["down"], made, x if out is None else out, accumulate=out is None, bias=biases["down"], scale=scales["down"])
 
 
-def experts(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x: Rows) -> None:
-    """x += routed experts (FAMILIES: Experts), and a shared expert where the layer has one."""
+def experts(
+    b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, x: Rows, *, shared_activation: Activation | None = None
+) -> None:  # fmt: skip
+    """x += routed experts (FAMILIES: Experts), and a shared expert where the layer has one (`shared_activation`: if its is another)."""
     width = traits.expert_width(hp, il) if traits.expert_width else hp.feed_forward_length[il]
     if width <= 0:
         raise ModelLoadError(f"the experts' width of layer {il} is missing (expert_feed_forward_length or feed_forward_length)")
     routes = route(b, hp, traits, il, h)
     towers = expert_ops.towers(b, il, hp.num_experts, width, h.width, gated=traits.activation.gated)
-    shared = SharedExpert(b, hp, traits, il, h, x)
+    shared = SharedExpert(b, hp, traits, il, h, x, shared_activation)
     expert_ops.experts(b, routes, h, towers, x, activation=traits.activation, meanwhile=shared.compute)
     shared.add()
 

@@ -3,6 +3,7 @@ all."""
 
 from vllm_cpp.models.families import (  # noqa: F401
     bailingmoe2,
+    bailingmoe3,
     deepseek2,
     deepseek4,
     dots1,
@@ -12,6 +13,7 @@ from vllm_cpp.models.families import (  # noqa: F401
     granitehybrid,
     granitemoe,
     jamba,
+    kimi_linear,
     laguna,
     lfm2moe,
     llama,
@@ -21,4 +23,5 @@ from vllm_cpp.models.families import (  # noqa: F401
     olmoe,
     qwen2,
     qwen3,
+    qwen35,
 )

@@ -130,34 +130,22 @@ def project_delta(b: Builder, il: int, h: Rows, shape: recurrence.DeltaShape) ->
     in which a key head's parts stand together."""
     name, mixed, share = f"blk.{il}", 2 * shape.keys + shape.values, shape.n_heads // shape.n_key_heads
     if f"{name}.ssm_in.weight" in b.model.tensors:
-        fused = _matrices(b, h, {f"{name}.ssm_in": mixed + shape.values}, last=True)
+        fused = recurrence.side_by_side(b, h, "q, k, v, z by head", {f"{name}.ssm_in": mixed + shape.values})
         parts = b.rows("q, k, v, z", mixed + shape.values, h.count)
         recurrence.rearranged(b, fused, parts, shape.width, _in_kinds(shape.n_key_heads, (1, 1, share, share)))
     else:
-        parts = _matrices(b, h, {f"{name}.attn_qkv": mixed, f"{name}.attn_gate": shape.values}, last=False)
+        matrices = {f"{name}.attn_qkv": mixed, f"{name}.attn_gate": shape.values}
+        parts = recurrence.side_by_side(b, h, "q, k, v, z", matrices, barrier=False)
     if f"{name}.ssm_ba.weight" in b.model.tensors:
-        fused = _matrices(b, h, {f"{name}.ssm_ba": 2 * shape.n_heads}, last=True)
+        fused = recurrence.side_by_side(b, h, "beta, alpha by head", {f"{name}.ssm_ba": 2 * shape.n_heads})
         gated = b.rows("beta, alpha", 2 * shape.n_heads, h.count)
         recurrence.rearranged(b, fused, gated, share, _in_kinds(shape.n_key_heads, (1, 1)))
     else:
-        gated = _matrices(b, h, {f"{name}.ssm_beta": shape.n_heads, f"{name}.ssm_alpha": shape.n_heads}, last=True)
+        matrices = {f"{name}.ssm_beta": shape.n_heads, f"{name}.ssm_alpha": shape.n_heads}
+        gated = recurrence.side_by_side(b, h, "beta, alpha", matrices)
     qkv, z = recurrence.columns(parts, 0, mixed, "q, k, v"), recurrence.columns(parts, mixed, shape.values, "z")
     beta, alpha = (recurrence.columns(gated, first, shape.n_heads, part) for part, first in (("beta", 0), ("alpha", shape.n_heads)))
     return Projected(qkv, z, beta, alpha)
-
-
-def _matrices(b: Builder, h: Rows, named: dict[str, int], *, last: bool) -> Rows:
-    """The products of h with matrices of so many rows, side by side; `last`: what comes next reads them."""
-    weights = {name: b.weight(f"{name}.weight", n_rows, h.width) for name, n_rows in named.items()}
-    label = " ".join(name.partition(".")[2].partition(".")[2] for name in named)
-    out = b.rows(label, sum(named.values()), h.count)
-    b.activations(h, list(weights.values()))
-    first = 0
-    for name, n_rows in named.items():
-        part = recurrence.columns(out, first, n_rows, name)
-        first += n_rows
-        b.matmul(weights[name], h, part, scale=b.maybe_vector(f"{name}.scale", 1), barrier=last and first == out.width)
-    return out
 
 
 def _in_kinds(n_heads: int, blocks: tuple[int, ...]) -> list[int]:

@@ -32,15 +32,38 @@ def columns(x: Rows, first: int, n: int, name: str = "") -> Rows:
     return Rows(name or f"{x.name}[{first}:{first + n}]", x.array[:, first : first + n], x.count)
 
 
+def side_by_side(b: Builder, h: Rows, name: str, named: dict[str, int], *, barrier: bool = True) -> Rows:
+    """The products of h with the matrices of those names (without ".weight"), of so many rows each, side by side in the buffer `name`.
+    `barrier`: whether what comes next reads them."""
+    weights = {matrix: b.weight(f"{matrix}.weight", n_rows, h.width) for matrix, n_rows in named.items()}
+    out = b.rows(name, sum(named.values()), h.count)
+    b.activations(h, list(weights.values()))
+    first = 0
+    for matrix, n_rows in named.items():
+        part = columns(out, first, n_rows)
+        first += n_rows
+        b.matmul(weights[matrix], h, part, scale=b.maybe_vector(f"{matrix}.scale", 1), barrier=barrier and first == out.width)
+    return out
+
+
 def taps_of(b: Builder, name: str, channels: int, taps: int, *, bias: Address = 0) -> Taps:
     """The convolution weight `name`: (channels, taps), or with ones between and before them as some files have it."""
-    found = b.model.tensors.get(name)
-    with_one = found is not None and found.shape[-3:] == (channels, 1, taps)
-    info = b.model.need(name, (channels, 1, taps) if with_one else (channels, taps), ("F32", "F16", "BF16"))
-    values = as_float32(b.model.bytes_of(name), info.encoding.name).reshape(channels, taps)
-    turned = b.zeros((taps, -(-channels // 16) * 16), np.float32)
-    turned[:, :channels] = values.T
-    return Taps(name, turned.ctypes.data, turned.strides[0], channels, taps, bias)
+    return joined_taps(b, [name], channels, taps, bias=bias)
+
+
+def joined_taps(b: Builder, names: list[str], channels: int, taps: int, *, bias: Address = 0) -> Taps:
+    """The same of several weights, each of so many channels, side by side."""
+    width = channels * len(names)
+    turned = np.zeros((taps, -(-width // 16) * 16), np.float32)
+    for i, name in enumerate(names):
+        found = b.model.tensors.get(name)
+        with_one = found is not None and found.shape[-3:] == (channels, 1, taps)
+        info = b.model.need(name, (channels, 1, taps) if with_one else (channels, taps), ("F32", "F16", "BF16"))
+        values = as_float32(b.model.bytes_of(name), info.encoding.name).reshape(channels, taps)
+        turned[:, i * channels : (i + 1) * channels] = values.T
+    kept = b.zeros(turned.shape, np.float32)
+    kept[:] = turned
+    return Taps(" ".join(names), kept.ctypes.data, kept.strides[0], width, taps, bias)
 
 
 def convolution(
