@@ -30,6 +30,8 @@ from vllm_cpp.residency import devices
 from vllm_cpp.residency import statistics as _registers_its_exit_handler  # noqa: F401 - before core does, and so runs after it
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vllm_cpp.core import Engine
     from vllm_cpp.gguf_file import GGUFModel
     from vllm_cpp.models.registry import Family
@@ -344,9 +346,26 @@ class LLM:
         engine, document = self._open(), {**request, "messages": list(messages) if isinstance(messages, tuple) else messages}
         return ChunkStream(lambda on_chunk: chat.submit(engine, document, on_chunk)) if stream else chat.complete(engine, document)
 
-    def embed(self, *_: Any, **__: Any) -> Any:
-        """Refused: this is a text model."""
-        raise InvalidArgumentError("embed: this model generates text and has no pooled output; use generate or chat")
+    def embed(self, texts: Any) -> np.ndarray:
+        """The embeddings of a text, or of each of a list of texts, as float32 [number of texts, dim]: rows of length 1.
+
+        A text may be given as its token ids. Only for models whose files say how hidden states are pooled; the others refuse, as these
+        refuse to generate.
+        """
+        import numpy as np
+
+        engine, given = self._open(), _prompts(texts)[0]
+        if not given:
+            raise InvalidArgumentError("embed takes at least one text")
+        requests: list[Request] = []
+        try:
+            for text in given:
+                requests.append(engine.submit_embedding(text))
+            return np.stack([request.wait().values for request in requests])
+        except BaseException:  # one text was refused, or the user interrupts: nobody will ask for the others
+            for request in requests:
+                request.cancel()
+            raise
 
     # text and ids
 

@@ -29,7 +29,7 @@ from vllm_cpp.config import fields
 from vllm_cpp.config.engine import EngineParams
 from vllm_cpp.config.sampling import SamplingParams
 from vllm_cpp.errors import GenerationError, InternalError, InvalidArgumentError, VllmError
-from vllm_cpp.request import Completion, LibraryThread, OnDelta, Request, Timings
+from vllm_cpp.request import Completion, Embedding, LibraryThread, OnDelta, Request, Timings
 from vllm_cpp.sampling import Sampler, TextStream
 from vllm_cpp.scheduler import Scheduler, Sequence
 
@@ -47,9 +47,11 @@ def _default_batched_tokens(runner: Any, params: EngineParams) -> int:
 
 
 def _caches_prefixes(runner: Any, params: EngineParams) -> bool:
-    """Recurrent state cannot be cut back to where a shared prefix ends, so a model that has it computes every prompt from its start."""
+    """Recurrent state cannot be cut back to where a shared prefix ends, so a model that has it computes every prompt from its start. What
+    is pooled of a text is such a state."""
     if params.enable_prefix_caching and runner.has_state:
-        log.line("engine: enable_prefix_caching=True has no effect: this model has recurrent layers, whose state belongs to one sequence")
+        why = "this model embeds" if runner.embeds else "this model has recurrent layers, whose state belongs to one sequence"
+        log.line(f"engine: enable_prefix_caching=True has no effect: {why}")
     return params.enable_prefix_caching is not False and not runner.has_state
 
 
@@ -68,6 +70,41 @@ class _Job:
         self.submitted = time.monotonic()
         self.first_token: float | None = None
 
+    def finish(self, reason: str) -> tuple[str, str]:
+        """The text that was held back, and the reason: at the end it may turn out to be a stop string."""
+        rest, stopped = self.text.finish()
+        return rest, "stop" if stopped and reason == "length" else reason
+
+    def result(self, reason: str, rest: str) -> Completion:
+        output = self.sampler.output
+        return Completion(
+            text="".join(self.parts) + rest,
+            token_ids=output,
+            prompt_tokens=len(self.sequence.tokens) - len(output),
+            cached_prompt_tokens=self.sequence.num_cached or 0,
+            completion_tokens=len(output),
+            finish_reason=reason,
+            timings=Timings(self.submitted, self.first_token, time.monotonic()),
+        )
+
+
+class _EmbeddingJob:
+    """The same for a request to embed a text: it is over when its last token is computed."""
+
+    __slots__ = ("request", "sequence", "submitted", "values")
+
+    def __init__(self, request: Request, tokens: list[int]) -> None:
+        self.request = request
+        self.sequence = Sequence(tokens, owner=self)
+        self.submitted = time.monotonic()
+        self.values: np.ndarray | None = None
+
+    def finish(self, reason: str) -> tuple[str, str]:
+        return "", reason
+
+    def result(self, _reason: str, _rest: str) -> Embedding:
+        return Embedding(self.values, len(self.sequence.tokens), Timings(self.submitted, None, time.monotonic()))
+
 
 class Engine:
     """Runs requests on a model. Its methods may be called from any thread; `close` ends it, and closes the runner."""
@@ -82,17 +119,20 @@ class Engine:
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
             max_num_seqs=params.max_num_seqs,
-            max_num_batched_tokens=params.max_num_batched_tokens or _default_batched_tokens(runner, params),
+            max_num_batched_tokens=max(
+                params.max_num_batched_tokens or _default_batched_tokens(runner, params), runner.max_model_len if runner.whole_texts else 0
+            ),
             enable_prefix_caching=_caches_prefixes(runner, params),
+            whole_prompts=runner.whole_texts,
         )
         self._numbers = itertools.count(1)
         self._wake = threading.Condition()  # guards the three below
-        self._inbox: deque[_Job] = deque()
+        self._inbox: deque[_Job | _EmbeddingJob] = deque()
         self._cancelled: deque[Request] = deque()
         self._closing = False
         self._cause: BaseException | None = None  # of an end that nobody asked for
         self.is_forked = False  # this is the copy in a forked child: it has no threads, and its locks may be held by nobody
-        self._jobs: set[_Job] = set()
+        self._jobs: set[_Job | _EmbeddingJob] = set()
         self.delivery_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
@@ -112,6 +152,7 @@ class Engine:
 
     def prepare(self, prompt: str | Ids[int], params: SamplingParams, on_delta: OnDelta | None = None) -> Request:
         """A checked request that does not run yet: its `on_delta` may still be set, by whoever needs the request for it."""
+        self.refuse_unless_it_generates()
         if params.structured is not None:
             raise InvalidArgumentError(f"structured output ({params.structured.kind}) is not built in this version; leave it unset")
         for index, token in enumerate(params.stop_token_ids):
@@ -121,6 +162,26 @@ class Engine:
         request = Request(next(self._numbers), self, on_delta)
         request.job = _Job(request, token_ids, params, self.tokenizer, self._runner.vocab_size)
         return request
+
+    def refuse_unless_it_generates(self) -> None:
+        """A model does one of the two: generate, or embed."""
+        if self._runner.embeds:
+            raise InvalidArgumentError(
+                "this model embeds texts and generates none (its file says how their hidden states are pooled): call embed, vllm_embed in C"
+            )
+
+    def submit_embedding(self, text: str | Ids[int]) -> Request:
+        """Hand in a text, or its token ids, to be embedded, and return at once; waiting for the request answers with an `Embedding`."""
+        if not self._runner.embeds:
+            raise InvalidArgumentError(
+                "this model generates text and does not embed (its file does not say how hidden states are pooled): call generate or chat, "
+                "vllm_complete or vllm_chat in C"
+            )
+        token_ids = self._token_ids(text, "text")
+        self._check_length(len(token_ids), "text", room=0)
+        request = Request(next(self._numbers), self, None)
+        request.job = _EmbeddingJob(request, token_ids)
+        return self.start(request)
 
     def encode_chat(self, rendered: str) -> list[int]:
         """The ids of what the chat template made."""
@@ -240,7 +301,7 @@ class Engine:
             return
         self._scheduler.commit(batch)
         for sequence, row in zip(batch.sampled, logits, strict=True):
-            job: _Job = sequence.owner
+            job = sequence.owner
             try:
                 self._advance(job, row)
             except VllmError as error:
@@ -248,8 +309,11 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - one request's trouble
                 self._end(job, "error", _because("choosing or decoding a token failed", error))
 
-    def _advance(self, job: _Job, row: np.ndarray) -> None:
-        """One more token for a request: choose it, deliver its text, see whether it was the last."""
+    def _advance(self, job: _Job | _EmbeddingJob, row: np.ndarray) -> None:
+        """One more token for a request: choose it, deliver its text, see whether it was the last. A text to embed is done."""
+        if isinstance(job, _EmbeddingJob):
+            job.values = row.copy()
+            return self._end(job, "stop")
         token = job.sampler.choose(row)
         self._scheduler.append(job.sequence, token)
         self._num_generated_tokens += 1
@@ -267,29 +331,20 @@ class Engine:
             self._end(job, "length")
         return None
 
-    def _end(self, job: _Job, reason: str, failure: VllmError | None = None) -> None:
+    def _end(self, job: _Job | _EmbeddingJob, reason: str, failure: VllmError | None = None) -> None:
         self._scheduler.finish(job.sequence)
         self._jobs.discard(job)
         rest = ""
         if failure is None:
-            rest, stopped = job.text.finish()
-            reason = "stop" if stopped and reason == "length" else reason
+            rest, reason = job.finish(reason)
         self._report(job, reason, rest, failure)
 
-    def _report(self, job: _Job, reason: str, rest: str, failure: VllmError | None) -> None:
+    def _report(self, job: _Job | _EmbeddingJob, reason: str, rest: str, failure: VllmError | None) -> None:
         self._finished[reason] += 1
-        output = job.sampler.output
         job.request.job = None
-        completion = Completion(
-            text="".join(job.parts) + rest,
-            token_ids=output,
-            prompt_tokens=len(job.sequence.tokens) - len(output),
-            cached_prompt_tokens=job.sequence.num_cached or 0,
-            completion_tokens=len(output),
-            finish_reason=reason,
-            timings=Timings(job.submitted, job.first_token, time.monotonic()),
-        )
-        job.request.end(completion, rest, failure)
+        if failure is None and isinstance(job, _EmbeddingJob) and job.values is None:
+            failure = GenerationError("the request was cancelled, or the engine closed, before the text was embedded")
+        job.request.end(job.result(reason, rest), rest, failure)
 
     def _shut(self, failure: VllmError | None) -> None:
         """End every request that is left; the scheduler is not asked, it may be what failed."""
@@ -307,13 +362,13 @@ class Engine:
 
     # checks of a request
 
-    def _token_ids(self, prompt: str | Ids[int]) -> list[int]:
+    def _token_ids(self, prompt: str | Ids[int], name: str = "prompt") -> list[int]:
         if isinstance(prompt, str):
-            self._check_text(prompt)
+            self._check_text(prompt, name)
             return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | memoryview):
-            raise InvalidArgumentError(f"prompt must be a string or a sequence of token ids, not {type(prompt).__name__}")
-        return [self._token_id(f"prompt[{index}]", token) for index, token in enumerate(prompt)]
+            raise InvalidArgumentError(f"{name} must be a string or a sequence of token ids, not {type(prompt).__name__}")
+        return [self._token_id(f"{name}[{index}]", token) for index, token in enumerate(prompt)]
 
     def _token_id(self, name: str, token: Any) -> int:
         limit = self._runner.vocab_size
@@ -323,24 +378,27 @@ class Engine:
             raise InvalidArgumentError(f"{name} is token id {token}; the model has ids 0 to {limit - 1}")
         return token
 
-    def _check_text(self, text: str) -> None:
+    def _check_text(self, text: str, name: str = "prompt") -> None:
         """Refuse a text that is too long however it is cut into tokens: cutting it takes a while, and on some texts much longer."""
         limit, longest = self._runner.max_model_len, self.tokenizer.longest_token_chars
-        if len(text) > limit * longest:
+        if longest is not None and len(text) > limit * longest:
             raise InvalidArgumentError(
-                f"prompt has {len(text)} characters, and max_model_len={limit} tokens of at most {longest} characters hold "
+                f"{name} has {len(text)} characters, and max_model_len={limit} tokens of at most {longest} characters hold "
                 f"{limit * longest}; shorten it"
             )
 
-    def _check_length(self, num_tokens: int) -> None:
+    def _check_length(self, num_tokens: int, name: str = "prompt", room: int = 1) -> None:
+        """`room`: tokens that must fit behind it."""
         if num_tokens == 0:
-            raise InvalidArgumentError("prompt holds no tokens; it must have at least one")
+            raise InvalidArgumentError(f"{name} holds no tokens; it must have at least one")
         limit = self._runner.max_model_len
-        if num_tokens > limit - 1:
-            raise InvalidArgumentError(f"prompt has {num_tokens} tokens, and max_model_len={limit} leaves room for {limit - 1}; shorten it")
+        if num_tokens > limit - room:
+            raise InvalidArgumentError(
+                f"{name} has {num_tokens} tokens, and max_model_len={limit} leaves room for {limit - room}; shorten it"
+            )
         if not self._scheduler.can_ever_hold(num_tokens):
             raise InvalidArgumentError(
-                f"prompt has {num_tokens} tokens, more than the KV cache holds: num_blocks={self._runner.num_blocks} of "
+                f"{name} has {num_tokens} tokens, more than the KV cache holds: num_blocks={self._runner.num_blocks} of "
                 f"{self._runner.block_size}; raise num_blocks or kv_cache_memory_bytes"
             )
 

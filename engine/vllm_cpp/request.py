@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from vllm_cpp.errors import GenerationError, InvalidArgumentError, VllmError
 
 OnDelta = Callable[[str, bool], bool | None]
@@ -50,6 +52,15 @@ class Completion:
     cached_prompt_tokens: int
     completion_tokens: int
     finish_reason: str  # stop, length, abort or error
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """What a request to embed a text ended with: float32 [dim], of length 1 (None if it failed)."""
+
+    values: np.ndarray | None
+    prompt_tokens: int
     timings: Timings
 
 

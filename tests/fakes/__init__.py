@@ -28,6 +28,7 @@ class FakeRunner:
 
     is_moe = False
     has_state = False
+    embeds = whole_texts = False
 
     def __init__(self, *, num_blocks: int = 64, block_size: int = 16, max_model_len: int = 512, eos_weight: float = 0.0) -> None:
         self.vocab_size = VOCAB_SIZE

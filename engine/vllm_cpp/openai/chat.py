@@ -173,6 +173,7 @@ def submit(engine: Engine, document: str | bytes | dict[str, Any], on_chunk: OnC
 
 
 def _prepare(engine: Engine, document: str | bytes | dict[str, Any]) -> tuple[Request, ChatRequest]:
+    engine.refuse_unless_it_generates()
     _check_parsers(engine)
     chat = parse(document)
     prompt = message_list.prompt(engine, chat.messages, chat.template_keywords)

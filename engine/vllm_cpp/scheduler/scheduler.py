@@ -21,14 +21,17 @@ from .sequence import Place, Sequence
 
 class Scheduler:
     def __init__(
-        self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int, enable_prefix_caching: bool = True
-    ) -> None:
+        self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int, enable_prefix_caching: bool = True,
+        whole_prompts: bool = False,
+    ) -> None:  # fmt: skip
+        """`whole_prompts`: all tokens of a prompt in one step; none has more than max_num_batched_tokens."""
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         # Every running sequence must be able to decode in one step, or the walk below would starve the last ones.
         self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
         self.enable_prefix_caching = enable_prefix_caching
+        self.whole_prompts = whole_prompts
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._state_ids = list(range(max_num_seqs - 1, -1, -1))  # a stack of the free ones
@@ -137,6 +140,8 @@ class Scheduler:
             found = self._find_prefix(sequence)
             num_cached = len(found) * self.block_size
             count = min(len(sequence.tokens) - num_cached, budget)
+            if self.whole_prompts and count < len(sequence.tokens):
+                return  # it comes first in the next step
             free = self.pool.num_free - sum(map(self.pool.is_unused, found))
             # Room for all its tokens, not for the first chunk only, and a block for each running sequence to grow into: admitting into a
             # full pool would preempt at the next step and compute the same tokens again and again.
