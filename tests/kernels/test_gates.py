@@ -31,3 +31,19 @@ def test_gate(kind, length, each):
     assert np.abs(outs[0][:, : 5 * length].reshape(9, 5, length) - expected).max() <= 1e-6 * np.abs(expected).max()
     assert np.array_equal(outs[0][:, 5 * length :], x[:, 5 * length :])
     assert all(np.array_equal(out, outs[0]) for out in outs[1:])
+
+
+@pytest.mark.parametrize("cap", [30.0, 2.5])
+def test_soft_cap(cap):
+    x = np.random.default_rng(8).standard_normal((5, 75)).astype(np.float32) * 40
+    x[0, :3] = 1e30, -1e30, 0
+    count, outs = np.full(1, 5, np.int64), []
+    for nth in (1, 3):
+        out = x.copy()
+        first_row = np.full(1, address(out), np.int64)
+        record = pack(gates.SOFT_CAP_FIELDS, count=address(count), first_row=address(first_row), stride=x.strides[0], width=70, cap=cap)
+        run([gates.soft_cap], record, nth)
+        outs.append(out)
+    assert np.abs(outs[0][:, :70] - cap * np.tanh(x[:, :70].astype(np.float64) / cap)).max() <= 3e-7 * cap
+    assert np.array_equal(outs[0][:, 70:], x[:, 70:])
+    assert np.array_equal(outs[1], outs[0])

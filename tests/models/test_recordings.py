@@ -49,13 +49,18 @@ def test_logits_agree_with_the_recording(name: str, tiny_model) -> None:
     assert ours <= 1.5 * noise
 
 
+# llama.cpp looks gelu up in a table of half precision, weights decoded or not: that alone moves logits by so much.
+HALF_GELU = {"gemma4": 1e-3}
+
+
 @pytest.mark.parametrize("name", [name for name in oracle.used_cases() if "exact" in oracle.load(name)])
 def test_the_reference_lane_is_the_exact_answer(name: str, tiny_model) -> None:
     """Weights expanded to float32, keys and values too, activations as they are: what the oracle gives for decoded weights."""
     recording = oracle.load(name)
     prompt, generated = recording["prompt"].tolist(), recording["generated"].tolist()
     with runner(tiny_model(name), kv_cache_dtype="f16", residency=offload.Residency(expand=REFERENCE)) as loaded:
-        assert oracle.compare(recording, logits_along(loaded, prompt, generated), "exact") < 1e-5
+        apart = oracle.compare(recording, logits_along(loaded, prompt, generated), "exact")
+    assert apart < HALF_GELU.get(oracle.cases()[name].family, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama-s1-z0-F32", "qwen3-s1-z1-F32"])

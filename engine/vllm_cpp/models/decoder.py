@@ -36,6 +36,8 @@ class Traits:
     embedding_scale: float = 1.0  # embeddings are multiplied by it
     residual_scale: float = 1.0  # so is what each part adds to the residual stream
     logit_divisor: float = 1.0  # logits are divided by it
+    logit_cap: float = 0.0  # and brought softly below it (0: not)
+    mixer_norm: str = ""  # the norm of what attention adds to the residual stream ("": none)
     attention_scale: float = 0.0  # attention's scores are multiplied by it; 0: by 1 / sqrt(head length)
     activation: Activation = SILU_GATED  # of dense parts and experts
     expert_scores: int | None = router.SOFTMAX  # how router logits become scores; None: expert_gating_func must say
@@ -61,12 +63,14 @@ Mixer = Callable[[int, Rows], Mixed]
 Feed = Callable[[int, Rows, Rows], None]
 
 
-def describe(b: Builder, hp: HyperParameters, traits: Traits, *, mixer: Mixer | None = None, feed: Feed | None = None) -> None:
+def describe(
+    b: Builder, hp: HyperParameters, traits: Traits, *, x: Rows | None = None, mixer: Mixer | None = None, feed: Feed | None = None
+) -> None:  # fmt: skip
     """Embedding, layers, head: the frame that most families share (FAMILIES: Frame). Without `mixer` every layer has the same attention,
-    and without `feed` experts where the model has any."""
+    and without `feed` experts where the model has any. `x`: the residual stream, where it has begun already."""
     if mixer is None:
         check_widths(b, hp)
-    x = embedding(b, hp, traits)
+    x = x or embedding(b, hp, traits)
     if mixer is None:
         turn = rope_of(b, hp, traits.rope_layout)
 
@@ -84,7 +88,7 @@ def describe(b: Builder, hp: HyperParameters, traits: Traits, *, mixer: Mixer | 
         if il == hp.num_layers - 1:
             # From here on only the rows whose logits are wanted matter.
             mixed, x = Mixed(only_sampled(b, mixed.rows), mixed.output), only_sampled(b, x)
-        add_projected(b, traits, il, mixed, x)
+        add_projected(b, hp, traits, il, mixed, x)
         h = norm(b, hp, f"blk.{il}.{traits.ffn_norm}", x)
         if traits.residual_scale == 1:
             feed(il, h, x)
@@ -113,16 +117,18 @@ def norm(b: Builder, hp: HyperParameters, name: str, x: Rows, out: str = "h") ->
     return h
 
 
-def add_projected(b: Builder, traits: Traits, il: int, mixed: Mixed, x: Rows) -> None:
-    """x += residual_scale * (output matrix · what the mixer made)."""
+def add_projected(b: Builder, hp: HyperParameters, traits: Traits, il: int, mixed: Mixed, x: Rows) -> None:
+    """x += residual_scale * (output matrix · what the mixer made), normed before where the family does that."""
     name = f"blk.{il}.{mixed.output}"
     weight = b.weight(f"{name}.weight", x.width, mixed.rows.width)
     bias, scale = b.maybe_vector(f"{name}.bias", x.width) if traits.output_bias else 0, b.maybe_vector(f"{name}.scale", 1)
-    if traits.residual_scale == 1:
+    if traits.residual_scale == 1 and not traits.mixer_norm:
         b.matmul(weight, mixed.rows, x, accumulate=True, bias=bias, scale=scale)
         return
     y = b.rows("mixer out", x.width, x.count)
     b.matmul(weight, mixed.rows, y, bias=bias, scale=scale)
+    if traits.mixer_norm:
+        norm(b, hp, f"blk.{il}.{traits.mixer_norm}", y, y.name)
     b.add(x, y, traits.residual_scale)
 
 
@@ -379,3 +385,5 @@ def head(b: Builder, hp: HyperParameters, traits: Traits, x: Rows) -> None:
     table = b.weight("output.weight" if own else "token_embd.weight", hp.vocab_size, hp.embedding_length)
     bias = b.maybe_vector("output.bias", hp.vocab_size) if traits.head_bias else 0
     b.head(table, h, bias=bias, scale=b.maybe_vector("output.scale", 1))
+    if traits.logit_cap:
+        attention_ops.soft_cap(b, h.count, traits.logit_cap)

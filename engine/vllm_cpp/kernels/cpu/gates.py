@@ -1,4 +1,4 @@
-"""Gates: rows of heads multiplied by an activation of one number a value, or of one a head.
+"""Gates: rows of heads multiplied by an activation of one number a value, or of one a head; and a soft cap on values.
 
 Owns which activations there are. Must not know what rows and gates mean.
 """
@@ -6,8 +6,8 @@ Owns which activations there are. Must not know what rows and gates mean.
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit, simd
-from vllm_cpp.kernels.cpu.elementwise import sigmoid, silu
-from vllm_cpp.kernels.cpu.fields import field, share
+from vllm_cpp.kernels.cpu.elementwise import sigmoid, silu, span
+from vllm_cpp.kernels.cpu.fields import field, number, share
 from vllm_cpp.kernels.simd import f32, f32x16
 from vllm_cpp.kernels.vectors import Value, unrolled
 
@@ -23,6 +23,14 @@ GATE_FIELDS = (
     "each",  # flag: a gate for each value of a head; else one a head
     "kind",
 )  # fmt: skip
+SOFT_CAP_FIELDS = (
+    "count",  # address of the int64 number of rows
+    "first_row",  # address of the int64 that holds the address of the first f32 row
+    "stride", "width",  # bytes between two rows; values of a row
+    "cap",  # float
+)  # fmt: skip
+_S_COUNT, _S_FIRST_ROW, _S_STRIDE, _S_WIDTH, _S_CAP = range(len(SOFT_CAP_FIELDS))
+
 _COUNT, _X, _X_STRIDE, _N_HEADS, _LENGTH, _GATE, _GATE_STRIDE, _GATE_HEAD_STRIDE, _EACH, _KIND = range(len(GATE_FIELDS))
 
 
@@ -52,3 +60,25 @@ def gate(args, tid, nth):  # type: ignore[no-untyped-def]
             simd.store(x + 4 * i, simd.load(f32x16, x + 4 * i) * _activated(simd.load(f32x16, by + 4 * i), kind))
         for i in range(whole, length):
             simd.store(x + 4 * i, simd.load(f32, x + 4 * i) * _activated(simd.load(f32, by + 4 * i), kind))
+
+
+@unrolled
+def _capped(x: Value, cap: Value) -> Value:
+    """cap * tanh(x / cap)."""
+    return (sigmoid(x / cap * 2.0) * 2.0 - 1.0) * cap
+
+
+@jit.op
+def soft_cap(args, tid, nth):  # type: ignore[no-untyped-def]
+    """Values brought softly below a cap, in place: cap * tanh(value / cap)."""
+    width, cap = field(args, _S_WIDTH), number(args, _S_CAP)
+    vectors = field(field(args, _S_COUNT), 0) * ((width + LANES - 1) // LANES)
+    at, last = share(vectors, 1, tid, nth), share(vectors, 1, tid + 1, nth)
+    while at < last:
+        row, column, n, at = span(at, last, width)
+        x = field(field(args, _S_FIRST_ROW), 0) + row * field(args, _S_STRIDE) + 4 * column
+        whole = n & -LANES
+        for i in range(0, whole, LANES):
+            simd.store(x + 4 * i, _capped(simd.load(f32x16, x + 4 * i), cap))
+        for i in range(whole, n):
+            simd.store(x + 4 * i, _capped(simd.load(f32, x + 4 * i), cap))

@@ -8,6 +8,7 @@ from vllm_cpp.models.families import (  # noqa: F401
     deepseek4,
     dots1,
     ernie4_5_moe,
+    gemma4,
     glm4moe,
     gpt_oss,
     granitehybrid,

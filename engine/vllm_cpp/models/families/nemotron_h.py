@@ -40,7 +40,7 @@ def nemotron_h(b: Builder, hp: HyperParameters) -> None:
         mixed = mixer(b, hp, il, h)
         if last:
             mixed, x = decoder.Mixed(decoder.only_sampled(b, mixed.rows), mixed.output), decoder.only_sampled(b, x)
-        decoder.add_projected(b, TRAITS, il, mixed, x)
+        decoder.add_projected(b, hp, TRAITS, il, mixed, x)
     decoder.head(b, hp, TRAITS, x)
 
 

@@ -12,6 +12,7 @@ What a mixer is put together from; wherever `Rows | Heads` stands, plain rows me
     store               k and v as they stand into the layer's KV blocks; v may lie within k's rows
     attention           softmax over stored keys, any layer's; sliding window, sinks, temperature by position
     gate                rows *= sigmoid, softplus or silu of a gate a value or a head
+    soft_cap            logits brought softly below a cap
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def _turn_heads(
         raise ValueError(f"{2 * by.half} values from {first} on do not fit a head of {x.length} ({x.rows.name})")
     record = pack(
         rope.TURN_HEADS_FIELDS, count=x.rows.count, x=x.address, x_stride=x.stride, head_stride=x.head_stride, out=out.address,
-        out_stride=out.stride, out_head_stride=out.head_stride, n_heads=x.count, length=x.length, normed=normed, norm=weight, eps=float(eps), layout=0 if by is None else by.layout,
+        out_stride=out.stride, out_head_stride=out.head_stride, n_heads=x.count, length=x.length, normed=normed, norm=weight,
+        eps=float(eps), layout=0 if by is None else by.layout,
         half=0 if by is None else by.half, first=first, backwards=backwards, table=0 if by is None else by.table,
         table_stride=0 if by is None else by.table_stride,
     )  # fmt: skip
@@ -249,3 +251,13 @@ def gate(b: Builder, x: Rows, by: Rows | Heads, kind: int, length: int) -> None:
     name = ("sigmoid", "softplus", "silu")[kind]
     b.program.add(gates.gate, record, f"{x.name} *= {name}({by.rows.name})")
     x.quantized.clear()
+
+
+def soft_cap(b: Builder, count: Address, cap: float) -> None:
+    """The logits of this step become cap * tanh(logit / cap)."""
+    assert b.first_row is not None, "logits are capped behind the head"
+    record = pack(
+        gates.SOFT_CAP_FIELDS, count=count, first_row=b.first_row.ctypes.data, stride=b.logits.strides[0], width=b.logits.shape[1],
+        cap=float(cap),
+    )  # fmt: skip
+    b.program.add(gates.soft_cap, record, f"logits below {cap:g}")
