@@ -96,8 +96,9 @@ def test_a_placement_that_cannot_be_honoured_is_refused_before_any_weight_is_rea
     assert not mapped(tiny)
 
 
-def test_a_family_that_is_not_wired_is_refused(tmp_path, no_weights):
+def test_a_family_that_is_not_wired_is_refused(tmp_path, no_weights, monkeypatch):
     tiny_models.build("olmoe", dtype="F32").write(tmp_path / "olmoe.gguf")
+    monkeypatch.setitem(registry._FAMILIES, "olmoe", dataclasses.replace(registry.find("olmoe"), places_experts=False))
     with pytest.raises(ModelLoadError, match='architecture "olmoe" does not honour it'):
         api.load(tmp_path / "olmoe.gguf", offload_config=placement(cpu_moe=True))
 

@@ -10,7 +10,7 @@ from vllm_cpp.models.operations.state_space import mamba2
 from vllm_cpp.models.registry import attention_where_heads, family
 
 
-@family("granitehybrid", kv_shapes=attention_where_heads, streams_experts=True)
+@family("granitehybrid", kv_shapes=attention_where_heads, streams_experts=True, places_experts=True)
 def granitehybrid(b: Builder, hp: HyperParameters) -> None:
     decoder.check_widths(b, hp)
     traits = decoder.Traits(

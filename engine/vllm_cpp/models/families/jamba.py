@@ -11,7 +11,7 @@ from vllm_cpp.models.registry import attention_where_heads, family
 TRAITS = decoder.Traits(normalize_experts=False)
 
 
-@family("jamba", kv_shapes=attention_where_heads, streams_experts=True)
+@family("jamba", kv_shapes=attention_where_heads, streams_experts=True, places_experts=True)
 def jamba(b: Builder, hp: HyperParameters) -> None:
     decoder.check_widths(b, hp)
 

@@ -17,7 +17,7 @@ TRAITS = decoder.Traits(
 )
 
 
-@family("lfm2moe", kv_shapes=attention_where_heads, streams_experts=True)
+@family("lfm2moe", kv_shapes=attention_where_heads, streams_experts=True, places_experts=True)
 def lfm2moe(b: Builder, hp: HyperParameters) -> None:
     decoder.check_widths(b, hp)
     turn = decoder.rope_of(b, hp, TRAITS.rope_layout)

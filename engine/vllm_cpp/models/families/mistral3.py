@@ -9,7 +9,7 @@ from vllm_cpp.models.families.llama import TRAITS, turns_whole_heads
 from vllm_cpp.models.registry import family
 
 
-@family("mistral3", streams_experts=True)
+@family("mistral3", streams_experts=True, places_experts=True)
 def mistral3(b: Builder, hp: HyperParameters) -> None:
     turns_whole_heads(hp)
     decoder.check_widths(b, hp)

@@ -25,7 +25,7 @@ TRAITS = decoder.Traits(
 )
 
 
-@family("nemotron_h_moe", kv_shapes=attention_where_heads, streams_experts=True)
+@family("nemotron_h_moe", kv_shapes=attention_where_heads, streams_experts=True, places_experts=True)
 @family("nemotron_h", kv_shapes=attention_where_heads)
 def nemotron_h(b: Builder, hp: HyperParameters) -> None:
     decoder.check_widths(b, hp)

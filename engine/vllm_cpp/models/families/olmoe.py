@@ -10,6 +10,6 @@ from vllm_cpp.models.registry import family
 TRAITS = decoder.Traits(qk_norm=decoder.WHOLE_ROW, tied_head=False, normalize_experts=False)
 
 
-@family("olmoe", streams_experts=True)
+@family("olmoe", streams_experts=True, places_experts=True)
 def olmoe(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, TRAITS)

@@ -22,6 +22,6 @@ def qwen2(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN2)
 
 
-@family("qwen2moe", streams_experts=True)
+@family("qwen2moe", streams_experts=True, places_experts=True)
 def qwen2moe(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN2MOE)
