@@ -15,6 +15,8 @@ def granitehybrid(b: Builder, hp: HyperParameters) -> None:
     decoder.check_widths(b, hp)
     traits = decoder.Traits(
         rope_layout=rope.NEIGHBOURS,
+        output_bias=True,
+        ffn_bias=True,
         shared_width=decoder.shared_length,
         embedding_scale=b.keys.number("embedding_scale", 0.0, positive=False) or 1.0,
         residual_scale=b.keys.number("residual_scale", 0.0, positive=False) or 1.0,

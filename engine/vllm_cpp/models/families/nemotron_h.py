@@ -51,13 +51,12 @@ def mixer(b: Builder, hp: HyperParameters, il: int, h: Rows) -> decoder.Mixed:
 
 
 def feed(b: Builder, hp: HyperParameters, il: int, h: Rows, x: Rows) -> None:
-    latent = b.keys.integer("moe_latent_size", 0)
     if not hp.num_experts:
         decoder.dense(b, il, h, x, hp.feed_forward_length[il], bias=TRAITS.ffn_bias, activation=TRAITS.activation)
-    elif not latent:
-        decoder.experts(b, hp, TRAITS, il, h, x)
+    elif f"blk.{il}.ffn_latent_down.weight" in b.model.tensors:
+        latent_experts(b, hp, il, h, x, b.keys.integer("moe_latent_size", 0) or x.width)
     else:
-        latent_experts(b, hp, il, h, x, latent)
+        decoder.experts(b, hp, TRAITS, il, h, x)
 
 
 def latent_experts(b: Builder, hp: HyperParameters, il: int, h: Rows, x: Rows, latent: int) -> None:

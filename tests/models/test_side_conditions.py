@@ -1,0 +1,103 @@
+"""What a family takes for granted, does not read, or also accepts: two files that must mean the same give the same bits, and what is read
+changes them. Each pair was held against the oracle once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny_models
+from models.driving import logits_along, runner
+from tiny_models import TinyModel
+
+PROMPT, GENERATED = [5, 17, 200, 33, 5, 5, 91, 260, 14, 7], [3, 4]
+Edit = Callable[[TinyModel], None]
+
+
+def keys(**values) -> Edit:
+    """Keys under the architecture's prefix, "__" for a dot."""
+    return lambda model: [model.key(f"{model.arch}.{name.replace('__', '.')}", value) for name, value in values.items()]
+
+
+def without(*names) -> Edit:
+    return lambda model: [model.kvs.pop(f"{model.arch}.{name}") for name in names]
+
+
+def head(*, own: bool) -> Edit:
+    """The embedding as the head: a copy of its own, or none in the file."""
+
+    def edit(model):
+        model.tensors.pop("output.weight", None)
+        if own:
+            model.tensors["output.weight"] = model.tensors["token_embd.weight"]
+
+    return edit
+
+
+def vector(name: str, width: int, std: float = 0.3) -> Edit:
+    return lambda model: model.vector(name, width, std=std)
+
+
+def nothing(_: TinyModel) -> None:
+    pass
+
+
+SAME: Iterable[tuple[str, str, Edit, Edit]] = [
+    ("nemotron_h", "a tied head", head(own=True), head(own=False)),
+    ("nemotron_h", "one epsilon for both norms", nothing, without("attention.layer_norm_rms_epsilon")),
+    ("nemotron_h", "a bias of zeros", nothing, vector("blk.3.attn_output.bias", 256, 0)),
+    ("nemotron_h_moe", "always a sigmoid", nothing, keys(expert_gating_func=1)),
+    ("nemotron_h_moe", "one group is none", nothing, without("expert_group_count", "expert_group_used_count")),
+    (
+        "nemotron_h_moe", "experts share feed_forward_length", nothing,
+        lambda m: [without("expert_feed_forward_length")(m), keys(feed_forward_length=[0, 512, 0, 0, 512])(m)],
+    ),
+    ("nemotron_h_moe", "a scale of 0 is none", keys(expert_weights_scale=0.0), without("expert_weights_scale")),
+    (
+        "granitehybrid", "scales of 0 are none",
+        keys(embedding_scale=0.0, residual_scale=0.0, attention__scale=0.0, logit_scale=0.0),
+        without("embedding_scale", "residual_scale", "attention.scale", "logit_scale"),
+    ),
+    ("granitehybrid", "turned unless said otherwise", keys(rope__scaling__finetuned=True), without("rope.scaling.finetuned")),
+    ("granitehybrid", "softmax, normalized, not scaled", nothing, keys(expert_gating_func=2, expert_weights_scale=3.0)),
+    ("granitehybrid", "a tied head", head(own=True), head(own=False)),
+    (
+        "jamba", "softmax, as it is", nothing,
+        keys(expert_gating_func=2, expert_weights_norm=True, expert_weights_scale=3.0, leading_dense_block_count=2),
+    ),
+    ("jamba", "a tied head", head(own=True), head(own=False)),
+    ("lfm2moe", "normalized, not scaled", nothing, keys(expert_weights_norm=False, expert_weights_scale=3.0)),
+    ("lfm2moe", "a head of its own", nothing, head(own=True)),
+]  # fmt: skip
+DIFFERENT: Iterable[tuple[str, str, Edit]] = [
+    ("nemotron_h", "epsilon", keys(attention__layer_norm_rms_epsilon=0.05)),
+    ("nemotron_h", "a bias of attention's output", vector("blk.3.attn_output.bias", 256)),
+    ("nemotron_h", "a bias of a feed-forward part", vector("blk.1.ffn_up.bias", 256)),
+    ("nemotron_h_moe", "groups", keys(expert_group_count=4, expert_group_used_count=1)),
+    ("nemotron_h_moe", "weights as they are", keys(expert_weights_norm=False)),
+    ("granitehybrid", "turned attention", keys(rope__scaling__finetuned=True)),
+    ("granitehybrid", "a bias of attention's output", vector("blk.2.attn_output.bias", 64)),
+    ("jamba", "groups", keys(expert_group_count=2, expert_group_used_count=1)),
+    ("lfm2moe", "softmax", keys(expert_gating_func=1)),
+]
+
+
+def logits(path: Path, family: str, edit: Edit) -> np.ndarray:
+    model = tiny_models.build(family, 5, dtype="F32")
+    edit(model)
+    with runner(model.write(path)) as loaded:
+        return logits_along(loaded, PROMPT, GENERATED)
+
+
+@pytest.mark.parametrize(("family", "what", "one", "other"), SAME, ids=[f"{family}: {what}" for family, what, *_ in SAME])
+def test_files_that_mean_the_same(family, what, one, other, tmp_path):
+    assert np.array_equal(logits(tmp_path / "one.gguf", family, one), logits(tmp_path / "other.gguf", family, other))
+
+
+@pytest.mark.parametrize(("family", "what", "edit"), DIFFERENT, ids=[f"{family}: {what}" for family, what, _ in DIFFERENT])
+def test_what_is_read_makes_a_difference(family, what, edit, tmp_path):
+    one, other = logits(tmp_path / "one.gguf", family, nothing), logits(tmp_path / "other.gguf", family, edit)
+    assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
