@@ -11,7 +11,7 @@ from vllm_cpp.gguf_file.hparams import HyperParameters
 from vllm_cpp.kernels.cpu import elementwise, rope, router
 from vllm_cpp.kernels.cpu.streams import STREAMS
 from vllm_cpp.models import decoder
-from vllm_cpp.models.builder import Builder, Rows
+from vllm_cpp.models.builder import Builder, Rows, Weight
 from vllm_cpp.models.operations import attention, compressed, latent, streams
 from vllm_cpp.models.operations import experts as expert_ops
 from vllm_cpp.models.operations.attention import Heads
@@ -22,6 +22,7 @@ TRAITS = decoder.Traits(
     expert_width=decoder.expert_length, shared_width=decoder.shared_by_count, tied_head=False,
 )  # fmt: skip
 _CHOOSING_RATIO = 4  # layers with blocks of so many tokens choose among them
+_MOST_ITERATIONS = 1000  # the real model has 20
 _RATIOS = (0, _CHOOSING_RATIO, 128)
 
 
@@ -37,7 +38,9 @@ def deepseek4(b: Builder, hp: HyperParameters) -> None:
     mixer = _Attention(b, hp)
     experts = _Experts(b, hp)
     mixing = streams.Mixing(
-        b.keys.integer("hyper_connection.sinkhorn_iterations", least=1), b.keys.number("hyper_connection.epsilon"), hp.rms_epsilon
+        b.keys.integer("hyper_connection.sinkhorn_iterations", least=1, most=_MOST_ITERATIONS),
+        b.keys.number("hyper_connection.epsilon"),
+        hp.rms_epsilon,
     )
     x = streams.begin(b, b.weight("token_embd.weight", hp.vocab_size, n))
     for il in range(hp.num_layers):
@@ -97,48 +100,63 @@ class _Attention:
         """What the tokens tell each other, brought back to rows of h's width."""
         b, hp, d, ratio, name = self.b, self.hp, self.d, self.ratios[il], f"blk.{il}"
         n, eps, turn = h.width, hp.rms_epsilon, self.long_turn if ratio else self.plain_turn
-        low, x = b.rows("low-rank query", self.q_rank, h.count), b.rows("window row", d, h.count)
+        # Every length is borne out by a tensor before a buffer is made of it.
         q_a, kv = b.weight(f"{name}.attn_q_a.weight", self.q_rank, n), b.weight(f"{name}.attn_kv.weight", d, n)
+        q_b, output = b.weight(f"{name}.attn_q_b.weight", self.n_heads * d, self.q_rank), self._output_weights(il, n)
+        indexer = self._indexer_weights(il, n) if ratio == _CHOOSING_RATIO else None
+        low, x = b.rows("low-rank query", self.q_rank, h.count), b.rows("window row", d, h.count)
         b.activations(h, [q_a, kv])
         b.matmul(q_a, h, low, barrier=False)
         b.matmul(kv, h, x)
         b.rmsnorm(low, b.vector(f"{name}.attn_q_a_norm.weight", self.q_rank), eps, low, f"attn_q_a_norm of layer {il}")
         b.rmsnorm(x, b.vector(f"{name}.attn_kv_a_norm.weight", d), eps, x, f"attn_kv_a_norm of layer {il}")
         q = b.rows("q", self.n_heads * d, h.count)
-        b.matmul(b.weight(f"{name}.attn_q_b.weight", q.width, self.q_rank), low, q)
+        b.matmul(q_b, low, q)
         attention.head_norm(b, q, d, 0, eps)
         attention.turn(b, q, d, turn, first=d - self.rot)
         attention.turn(b, x, d, turn, first=d - self.rot)
-        chooses = ratio == _CHOOSING_RATIO
-        layer = compressed.Layer(b, il, window=self.window, width=d, ratio=ratio, index_width=self.index_width if chooses else 0)
+        sinks = b.vector(f"{name}.attn_sinks.weight", self.n_heads)
+        layer = compressed.Layer(b, il, window=self.window, width=d, ratio=ratio, index_width=self.index_width if indexer else 0)
         entries = choice = None
         if ratio:
             entries = layer.compress(f"{name}.attn_compressor", "entries", h, d, eps, self.entry_positions)
-        if chooses:
-            choice = self._choose(il, layer, h, low)
+        if indexer:
+            choice = self._choose(il, layer, h, low, indexer)
         out = latent.rows_of_heads(b, "attention", self.n_heads, d)
-        layer.attend(q, x, b.vector(f"{name}.attn_sinks.weight", self.n_heads), out, entries, choice)
+        layer.attend(q, x, sinks, out, entries, choice)
         layer.keep()
         attention.turn(b, out, d, turn, first=d - self.rot, backwards=True)  # values are turned too
-        return self._project(il, out, n)
+        return self._project(out, output)
 
-    def _choose(self, il: int, layer: compressed.Layer, h: Rows, low: Rows) -> compressed.Choice:
-        b, width = self.b, self.index_width
+    def _indexer_weights(self, il: int, n: int) -> tuple[Weight, Weight]:
+        """What makes the indexer's queries (of the low-rank query) and their weights (of the layer's input)."""
+        query = self.b.weight(f"blk.{il}.indexer.attn_q_b.weight", self.index_heads * self.index_width, self.q_rank)
+        return query, self.b.weight(f"blk.{il}.indexer.proj.weight", self.index_heads, n)
+
+    def _choose(self, il: int, layer: compressed.Layer, h: Rows, low: Rows, by: tuple[Weight, Weight]) -> compressed.Choice:
+        b, width, (q_b, proj) = self.b, self.index_width, by
         keys = layer.compress(f"blk.{il}.indexer_compressor", "keys", h, width, self.hp.rms_epsilon, self.entry_positions)
-        q, weights = b.rows("indexer query", self.index_heads * width, h.count), b.rows("indexer weights", self.index_heads, h.count)
-        b.matmul(b.weight(f"blk.{il}.indexer.attn_q_b.weight", q.width, self.q_rank), low, q)
-        b.matmul(b.weight(f"blk.{il}.indexer.proj.weight", self.index_heads, h.width), h, weights)
+        q, weights = b.rows("indexer query", q_b.n_rows, h.count), b.rows("indexer weights", self.index_heads, h.count)
+        b.activations(low, [q_b])
+        b.activations(h, [proj])
+        b.matmul(q_b, low, q, barrier=False)
+        b.matmul(proj, h, weights)
         attention.turn(b, q, width, self.long_turn, first=width - self.rot)
         return layer.choose(keys, q, weights, self.top)
 
-    def _project(self, il: int, out: Rows, n: int) -> Rows:
-        """attn_output_b · (in groups of heads: the group's rows of attn_output_a · its heads)."""
-        b, groups, rank = self.b, self.groups, self.out_rank
-        whole = b.weight(f"blk.{il}.attn_output_a.weight", groups * rank, out.width // groups)
-        tower = replace(whole, n_rows=rank, slice_bytes=rank * whole.row_bytes)
-        low, y = b.rows("low-rank output", groups * rank, out.count), b.rows("half-layer out", n, out.count)
-        latent.heads_product(b, tower, groups, out, out.width // groups, Heads(low, groups, rank, rank))
-        b.matmul(b.weight(f"blk.{il}.attn_output_b.weight", n, low.width), low, y)
+    def _output_weights(self, il: int, n: int) -> tuple[Weight, Weight]:
+        """attn_output_a as a tower, a matrix for each group of heads, and attn_output_b."""
+        b, rank = self.b, self.out_rank
+        rows = b.weight(f"blk.{il}.attn_output_a.weight", self.groups * rank, self.n_heads * self.d // self.groups)
+        tower = replace(rows, n_rows=rank, slice_bytes=rank * rows.row_bytes)
+        return tower, b.weight(f"blk.{il}.attn_output_b.weight", n, self.groups * rank)
+
+    def _project(self, out: Rows, by: tuple[Weight, Weight]) -> Rows:
+        """attn_output_b · (the groups' rows of attn_output_a · their heads, side by side)."""
+        b, groups, (tower, up) = self.b, self.groups, by
+        low, y = b.rows("low-rank output", up.k, out.count), b.rows("half-layer out", up.n_rows, out.count)
+        latent.heads_product(b, tower, groups, out, tower.k, Heads(low, groups, tower.n_rows, tower.n_rows))
+        b.matmul(up, low, y)
         return y
 
 

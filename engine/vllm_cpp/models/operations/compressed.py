@@ -54,18 +54,20 @@ class Layer:
         for what, n in (("attention.key_length", width), ("attention.indexer.key_length", index_width)):
             if n % LANES:
                 raise ModelLoadError(f"{b.model.path}: {what} is {n}, which compressed attention needs to be a multiple of {LANES}")
-        self._b, self._il, self._window, self._width, self.ratio = b, il, window, width, ratio
+        self._b, self._il, self._width, self.ratio = b, il, width, ratio
+        longest = b.step.max_blocks * b.block_size
+        self._window = min(window, longest)
         self._overlap = bool(index_width)  # such layers' blocks are short, and an entry is also made of the block before
         self._ring_rows = ratio * (1 + self._overlap)
-        self.blocks = b.step.max_blocks * b.block_size // ratio if ratio else 0
-        sizes = {"window": window * width}
+        self.blocks = longest // ratio if ratio else 0
+        sizes = {"window": self._window * width}
         for kind, n in {"entries": width, "keys": index_width}.items():
             if ratio and n:
                 sizes[f"{kind} ring"], sizes[kind] = self._ring_rows * self.row_width(n), self.blocks * n
         try:
             state = b.state(sum(sizes.values()))
         except ModelLoadError as error:
-            raise ModelLoadError(f"{error}, or max_model_len ({b.step.max_blocks * b.block_size} tokens have entries here)") from error
+            raise ModelLoadError(f"{error}, or max_model_len (here there is room for {longest} tokens)") from error
         self._stride, self._at, at = state.stride, {}, state.address
         for kind, n in sizes.items():
             self._at[kind], at = at, at + 4 * n
@@ -112,7 +114,7 @@ class Layer:
 
     def choose(self, keys: Entries, q: Rows, weights: Rows, top: int) -> Choice:
         """The `top` blocks whose keys q (heads side by side) meets best, its heads weighed by `weights`."""
-        b, n_heads = self._b, weights.width
+        b, n_heads, top = self._b, weights.width, min(top, self.blocks)
         scores = b.shared("block scores", (b.step.max_tokens, self.blocks), np.float32)
         choice = Choice(b.shared("chosen blocks", (b.step.max_tokens, top), np.int32), b.shared("n chosen", b.step.max_tokens, np.int32))
         record = pack(

@@ -14,6 +14,7 @@ saw: routers with near ties then choose other experts than llama.cpp does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -124,8 +125,10 @@ def latent_attention(
     trailing `rope` values of queries and of the key (None: nothing turns); scores are multiplied by `scale`, and by the temperature of a
     query's position (see attention.attention)."""
     n_heads = latent.n_heads
+    k_b, v_b = _towers(b, il, latent)  # with the projections: every length is borne out by a tensor before a buffer is made of it
+    projections = _projections(b, il, h.width, latent)
     q, row = rows_of_heads(b, "q", n_heads, latent.query), b.rows("latent row", latent.row, h.count)
-    _queries_and_row(b, hp, il, h, q, row)
+    _project(b, hp, il, h, projections, q, row)
     c = Rows("latent", row.array[:, : latent.rank], h.count)
     b.rmsnorm(c, b.vector(f"blk.{il}.attn_kv_a_norm.weight", latent.rank), hp.rms_epsilon, c, f"attn_kv_a_norm of layer {il}")
     if by is not None:
@@ -133,14 +136,12 @@ def latent_attention(
         attention_ops.turn(b, row, latent.row, by, first=latent.rank)
     out = rows_of_heads(b, "attention", n_heads, latent.value)
     warmth = {"temperature": temperature, "temperature_context": temperature_context}
-    if is_expanded(b.model):
-        _store_expanded(b, il, c, row, latent)
+    if v_b is None:
+        _store_expanded(b, il, k_b, c, row, latent)
         attention_ops.attention(b, il, q, out, scale, **warmth)
         return out
     attention_ops.store(b, il, row, row)
     query, mixed = rows_of_heads(b, "latent query", n_heads, latent.row), rows_of_heads(b, "latent mixed", n_heads, latent.rank)
-    k_b = b.tower(f"blk.{il}.attn_k_b.weight", n_heads, latent.rank, latent.nope)
-    v_b = b.tower(f"blk.{il}.attn_v_b.weight", n_heads, latent.value, latent.rank)
     _copy(b, Heads(q, n_heads, latent.rope, latent.query, latent.nope), Heads(query, n_heads, latent.rope, latent.row, latent.rank))
     heads_product(b, k_b, n_heads, q, latent.query, Heads(query, n_heads, latent.rank, latent.row), scale=_scale(b, k_b, n_heads))
     attention_ops.attention(b, il, query, mixed, scale, **warmth)
@@ -148,12 +149,11 @@ def latent_attention(
     return out
 
 
-def _store_expanded(b: Builder, il: int, c: Rows, row: Rows, latent: Latent) -> None:
+def _store_expanded(b: Builder, il: int, kv_b: Weight, c: Rows, row: Rows, latent: Latent) -> None:
     """Keys [kv_b's key rows · c ; k_rope] and values (kv_b's value rows · c) of every head into the KV blocks."""
     n_heads, both = latent.n_heads, latent.nope + latent.value
     kv = rows_of_heads(b, "expanded latent", n_heads, both)
-    name = f"blk.{il}.attn_kv_b"
-    b.matmul(b.weight(f"{name}.weight", kv.width, latent.rank), c, kv, scale=b.maybe_vector(f"{name}.scale", 1))
+    b.matmul(kv_b, c, kv, scale=_scale(b, kv_b))
     k, v = rows_of_heads(b, "k", n_heads, latent.query), rows_of_heads(b, "v", n_heads, latent.value)
     _copy(b, Heads(kv, n_heads, latent.nope, both), Heads(k, n_heads, latent.nope, latent.query))
     _copy(b, Heads(row, 1, latent.rope, latent.row, latent.rank), Heads(k, n_heads, latent.rope, latent.query, latent.nope))
@@ -161,27 +161,44 @@ def _store_expanded(b: Builder, il: int, c: Rows, row: Rows, latent: Latent) -> 
     attention_ops.store(b, il, k, v)
 
 
-def _queries_and_row(b: Builder, hp: HyperParameters, il: int, h: Rows, q: Rows, row: Rows) -> None:
-    """q (compressed first, where the file has attn_q_a) and [c ; k_rope] of h. Both first products run without waiting for each other."""
-    n = h.width
-    kv = b.weight(f"blk.{il}.attn_kv_a_mqa.weight", row.width, n)
-    kv_scale = b.maybe_vector(f"blk.{il}.attn_kv_a_mqa.scale", 1)
-    if f"blk.{il}.attn_q_a.weight" not in b.model.tensors:
-        plain = b.weight(f"blk.{il}.attn_q.weight", q.width, n)
-        b.activations(h, [kv, plain])
-        b.matmul(kv, h, row, scale=kv_scale, barrier=False)
-        b.matmul(plain, h, q, scale=b.maybe_vector(f"blk.{il}.attn_q.scale", 1))
-        return
+def _towers(b: Builder, il: int, latent: Latent) -> tuple[Weight, Weight | None]:
+    """k_b (n_heads, rank, nope) and v_b (n_heads, value, rank); or kv_b (n_heads * (nope + value), rank) and None."""
+    name = f"blk.{il}.attn"
+    if is_expanded(b.model):
+        return b.weight(f"{name}_kv_b.weight", latent.n_heads * (latent.nope + latent.value), latent.rank), None
+    k_b = b.tower(f"{name}_k_b.weight", latent.n_heads, latent.rank, latent.nope)
+    return k_b, b.tower(f"{name}_v_b.weight", latent.n_heads, latent.value, latent.rank)
+
+
+class _Projections(NamedTuple):
+    """What is made of a layer's input: [c ; k_rope], and queries, by a low rank in between where the file has attn_q_a."""
+
+    row: Weight
+    down: Weight | None
+    query: Weight
+
+
+def _projections(b: Builder, il: int, n: int, latent: Latent) -> _Projections:
+    name, width = f"blk.{il}.attn", latent.n_heads * latent.query
+    row = b.weight(f"{name}_kv_a_mqa.weight", latent.row, n)
+    if f"{name}_q_a.weight" not in b.model.tensors:
+        return _Projections(row, None, b.weight(f"{name}_q.weight", width, n))
     rank = b.keys.integer("attention.q_lora_rank", least=1)
-    down, up = b.weight(f"blk.{il}.attn_q_a.weight", rank, n), b.weight(f"blk.{il}.attn_q_b.weight", q.width, rank)
-    low = b.rows("low-rank query", rank, h.count)
-    b.activations(h, [kv, down])
-    b.matmul(kv, h, row, scale=kv_scale, barrier=False)
-    b.matmul(down, h, low, scale=b.maybe_vector(f"blk.{il}.attn_q_a.scale", 1))
-    b.rmsnorm(low, b.vector(f"blk.{il}.attn_q_a_norm.weight", rank), hp.rms_epsilon, low, f"attn_q_a_norm of layer {il}")
-    b.matmul(up, low, q, scale=b.maybe_vector(f"blk.{il}.attn_q_b.scale", 1))
+    return _Projections(row, b.weight(f"{name}_q_a.weight", rank, n), b.weight(f"{name}_q_b.weight", width, rank))
 
 
-def _scale(b: Builder, w: Weight, n_heads: int) -> Address:
-    """Address of the tower's second scale, one f32 a head, or 0."""
-    return b.maybe_vector(w.name.removesuffix(".weight") + ".scale", n_heads)
+def _project(b: Builder, hp: HyperParameters, il: int, h: Rows, by: _Projections, q: Rows, row: Rows) -> None:
+    """q and [c ; k_rope] of h. Both first products run without waiting for each other."""
+    first = by.query if by.down is None else by.down
+    low = q if by.down is None else b.rows("low-rank query", by.down.n_rows, h.count)
+    b.activations(h, [by.row, first])
+    b.matmul(by.row, h, row, scale=_scale(b, by.row), barrier=False)
+    b.matmul(first, h, low, scale=_scale(b, first))
+    if by.down is not None:
+        b.rmsnorm(low, b.vector(f"blk.{il}.attn_q_a_norm.weight", low.width), hp.rms_epsilon, low, f"attn_q_a_norm of layer {il}")
+        b.matmul(by.query, low, q, scale=_scale(b, by.query))
+
+
+def _scale(b: Builder, w: Weight, n: int = 1) -> Address:
+    """Address of the matrix' (or tower's: one f32 a head) second scale, or 0."""
+    return b.maybe_vector(w.name.removesuffix(".weight") + ".scale", n)
