@@ -6,12 +6,14 @@ Owns allocation only. Every array here outlives the records that hold its addres
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 from typing import Any
 
 import numpy as np
 
 ALIGNMENT = 64
+_OWN_MAPPING_BYTES = 128 << 10
 
 
 def aligned_zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -22,6 +24,17 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     n_bytes = math.prod(shape) * dtype.itemsize
     if n_bytes > sys.maxsize - ALIGNMENT:  # numpy would say that the dimensions are wrong
         raise MemoryError(f"{n_bytes} bytes for an array {shape} of {dtype}")
+    if n_bytes >= _OWN_MAPPING_BYTES:
+        return np.frombuffer(_mapped(n_bytes), np.uint8, n_bytes).view(dtype).reshape(shape)
     raw = np.zeros(n_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n_bytes].view(dtype).reshape(shape)
+
+
+def _mapped(n_bytes: int) -> mmap.mmap:
+    """Memory of its own, which goes back to the system with the last array on it. The C library's allocator learns to keep what large
+    blocks were freed, so that a process which loads and closes engines would hold on to memory of any size."""
+    try:
+        return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{n_bytes} bytes of memory: {error}") from error
