@@ -10,6 +10,7 @@ import pytest
 
 import oracle
 from models.driving import blocks_for, runner
+from tiny_models import outline
 from vllm_cpp import log
 from vllm_cpp.config import offload
 from vllm_cpp.config.offload.install import reset as reset_documents
@@ -29,8 +30,8 @@ def _a_process_of_its_own() -> Iterator[None]:
 
 
 def with_experts() -> list[str]:
-    names = oracle.one_case_a_family()
-    return [name for name in names if any("_exps.weight" in tensor for tensor in oracle.cases()[name].model().tensors)]
+    families = [family for family in oracle.families() if any("_exps.weight" in tensor for tensor in outline(family).tensors)]
+    return [oracle.case_of(family, size) for family in families for size in oracle.sizes_of(family)]
 
 
 def logits(loaded: Runner, prompt: list[int]) -> np.ndarray:

@@ -7,14 +7,22 @@ the model itself need not be kept. `dtype` is an encoding's name, or "mix" for t
 """
 
 from .families import FAMILIES
-from .model import TinyModel
+from .model import Outline, TinyModel
 
-__all__ = ["FAMILIES", "TinyModel", "build"]
+__all__ = ["FAMILIES", "TinyModel", "build", "outline"]
 
 
 def build(family: str, seed: int = 1, size: int = 0, dtype: str = "F32") -> TinyModel:
     """The model of a family, not yet written."""
     arch, describe = FAMILIES[family]
     model = TinyModel(arch, seed, dtype)
+    describe(model, size)
+    return model
+
+
+def outline(family: str, size: int = 0) -> TinyModel:
+    """The same without weights: to ask what a family has."""
+    arch, describe = FAMILIES[family]
+    model = Outline(arch, 0, "F32")
     describe(model, size)
     return model

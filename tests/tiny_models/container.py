@@ -97,14 +97,19 @@ def file_bytes(kvs: Mapping[str, bytes], tensors: Mapping[str, Stored], version:
     return pad(b"".join(head), alignment) + b"".join(body)
 
 
-def write_shards(path: Path, shards: int, kvs: Mapping[str, bytes], tensors: Mapping[str, Stored]) -> list[Path]:
-    """Write a split set the way llama-gguf-split does: key/values in the first file, `split.*` in all."""
+def write_shards(
+    path: Path, shards: int, kvs: Mapping[str, bytes], tensors: Mapping[str, Stored], *, first_empty: bool = False
+) -> list[Path]:
+    """Write a split set the way llama-gguf-split does: key/values in the first file, `split.*` in all. `first_empty` is its
+    --no-tensor-first-split: the first file holds no tensors."""
     names = list(tensors)
+    n_parts = shards - first_empty
+    cuts = [0] * first_empty + [len(names) * i // n_parts for i in range(n_parts + 1)]
     stem = path.name.removesuffix(".gguf")
     paths = []
     for i in range(shards):
         split = {"split.no": value(i, "u16"), "split.count": value(shards, "u16"), "split.tensors.count": value(len(names), "i32")}
-        part = {n: tensors[n] for n in names[len(names) * i // shards : len(names) * (i + 1) // shards]}
+        part = {n: tensors[n] for n in names[cuts[i] : cuts[i + 1]]}
         paths.append(path.with_name(f"{stem}-{i + 1:05d}-of-{shards:05d}.gguf"))
         paths[-1].write_bytes(file_bytes({**kvs, **split} if i == 0 else split, part))
     return paths

@@ -142,6 +142,13 @@ class TinyModel:
         path.write_bytes(file_bytes(self.kvs, self.tensors))
         return path
 
-    def write_split(self, path: Path, shards: int) -> list[Path]:
+    def write_split(self, path: Path, shards: int, *, first_empty: bool = False) -> list[Path]:
         """`shards` files named after `path`; returns them in order."""
-        return write_shards(path, shards, self.kvs, self.tensors)
+        return write_shards(path, shards, self.kvs, self.tensors, first_empty=first_empty)
+
+
+class Outline(TinyModel):
+    """Keys, and names and shapes of tensors, without the time that weights take."""
+
+    def weights(self, name: str, shape: tuple[int, ...], std: float, encoding: str | None = None) -> None:
+        self.tensors[name] = Stored(tuple(reversed(shape)), ENCODINGS["F32"].ggml_id, b"")

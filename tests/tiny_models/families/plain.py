@@ -164,6 +164,25 @@ def qwen3moe(m: TinyModel, size: int) -> None:
         m.vector("output.scale", 1, mean=0.9)
 
 
+@family("qwen3moe-extremes", "qwen3moe")
+def qwen3moe_extremes(m: TinyModel, size: int) -> None:
+    """Size 0: 512 narrow experts. Size 1: every expert is chosen."""
+    s = (
+        Shape(n=64, layers=2, heads=4, kv=2, hd=32, ff=32, experts=512, top_k=10),
+        Shape(n=96, layers=2, heads=2, kv=1, hd=32, ff=64, experts=7, top_k=7),
+    )[size]
+    common_keys(m, s, 2 * s.ff, base=1e6)
+    expert_keys(m, s, s.ff)
+    m.vocabulary("qwen2")
+    ends(m, s.n)
+    for il in range(s.layers):
+        b = f"blk.{il}."
+        norms(m, b, s.n)
+        attention(m, b, s)
+        qk_norms(m, b, s.hd)
+        experts(m, b, s)
+
+
 # -- olmoe
 @family("olmoe")
 def olmoe(m: TinyModel, size: int) -> None:
