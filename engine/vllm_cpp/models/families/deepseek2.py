@@ -27,9 +27,6 @@ def deepseek2(b: Builder, hp: HyperParameters) -> None:
     lengths = latent.latent_of(b.keys, hp)
     multiplier = b.keys.number("rope.scaling.yarn_log_multiplier", 0.0, positive=False)
     magnitude, temperature = magnitude_and_temperature(hp, multiplier / 0.1)
-    traits = TRAITS
-    if hp.num_layers in _SIGMOID_LAYERS and hp.vocab_size == _SIGMOID_VOCABULARY:
-        traits = replace(TRAITS, expert_scores=router.SIGMOID)
     if hp.rope.scaling == "longrope":
         raise ModelLoadError("deepseek2.rope.scaling.type is 'longrope', expected none, linear or yarn")
     frequencies, _ = rope.rope_frequencies(
@@ -46,7 +43,13 @@ def deepseek2(b: Builder, hp: HyperParameters) -> None:
         out = latent.latent_attention(b, hp, il, h, lengths, by=by, scale=scale, temperature=warming, temperature_context=context)
         return decoder.Mixed(out, "attn_output")
 
-    decoder.describe(b, hp, traits, mixer=mixer)
+    decoder.describe(b, hp, traits_of(hp), mixer=mixer)
+
+
+def traits_of(hp: HyperParameters) -> decoder.Traits:
+    """With the scoring function that files without expert_gating_func mean."""
+    is_glm = hp.num_layers in _SIGMOID_LAYERS and hp.vocab_size == _SIGMOID_VOCABULARY
+    return replace(TRAITS, expert_scores=router.SIGMOID) if is_glm else TRAITS
 
 
 def magnitude_and_temperature(hp: HyperParameters, multiplier: float) -> tuple[float, float]:
