@@ -30,7 +30,7 @@ def attention_everywhere(model: GGUFModel, hp: HyperParameters) -> list[KvShape 
     for il, n in enumerate(hp.num_kv_heads[: hp.num_layers]):
         if n == 0:
             raise ModelLoadError(
-                f"{model.path}: {hp.architecture}.attention.head_count_kv is 0 in layer {il}; {hp.architecture} needs one or more"
+                f"{model.path}: key '{hp.architecture}.attention.head_count_kv' is 0 in layer {il}; {hp.architecture} needs one or more"
             )
     return [KvShape(hp.num_kv_heads[il], hp.key_length, hp.value_length) for il in range(hp.num_layers)]
 
