@@ -26,6 +26,7 @@ from vllm_cpp.errors import GenerationError, ModelLoadError
 from vllm_cpp.gguf_file import open_model
 from vllm_cpp.models import registry
 from vllm_cpp.residency import streaming
+from vllm_cpp.residency.slots import cell_bytes
 from vllm_cpp.scheduler.batch import Chunk
 
 MODEL = "qwen2moe-s15-z0-mix"
@@ -196,6 +197,21 @@ def test_a_slice_that_cannot_be_read_fails_its_request_by_name_and_the_engine_se
             with path.open("r+b") as file:
                 file.write(data)
         assert complete(llm) == expected
+
+
+@pytest.mark.parametrize(("room", "reads"), [(None, "buffered"), (-1, "direct"), (0, "buffered")])
+def test_reads_pass_the_page_cache_where_it_has_no_room_for_the_experts_beside_the_arena(tiny_model, monkeypatch, room, reads) -> None:
+    path = tiny_model(MODEL)
+    with open_model(path) as model:
+        layers = streaming.expert_layers(model)
+        experts = sum(info.n_bytes for towers in layers for info in towers)
+        arena = 30 * cell_bytes(max(info.slice_bytes for towers in layers for info in towers))
+    monkeypatch.setattr(streaming, "available_bytes", lambda: None if room is None else experts + arena + room)
+    with runner(path, slots=30) as loaded:
+        assert loaded.stats()["expert_stream"]["reads"] == reads
+        monkeypatch.setenv("VT_MOE_EXPERT_STREAM_DIRECT", "0" if reads == "direct" else "1")
+        with runner(path, slots=30) as other:
+            assert other._stream.reads_directly is (reads != "direct")
 
 
 def test_engines_share_the_store_and_its_geometry_is_frozen(tiny_model, capfd) -> None:

@@ -26,7 +26,7 @@ from vllm_cpp.kernels.cpu import slots as kernel
 from vllm_cpp.residency import disk
 from vllm_cpp.residency.lanes import Lanes
 from vllm_cpp.residency.memory import available_bytes
-from vllm_cpp.residency.slots import Layer, SlotStore, StoredModel, TowerSource
+from vllm_cpp.residency.slots import Layer, SlotStore, StoredModel, TowerSource, cell_bytes
 from vllm_cpp.residency.statistics import Report
 from vllm_cpp.residency.visits import Asking, Visit
 
@@ -154,7 +154,7 @@ class ExpertStream:
     def __init__(self, model: GGUFModel, residency: Residency, layers: Sequence[Sequence[TensorInfo]]) -> None:
         self._every = residency.expert_stream_stats_every
         self.names = frozenset(info.name for towers in layers for info in towers)
-        self.reads_directly = _reads_directly(layers)
+        self.reads_directly = _reads_directly(residency, layers)
         self._process = _process_for(model, residency, layers, self.reads_directly)
         store = self._process.store
         sources = [[_source(model, info) for info in towers] for towers in layers]
@@ -225,13 +225,18 @@ def _source(model: GGUFModel, info: TensorInfo) -> TowerSource:
     return TowerSource(info.name, shard.path, shard.fd, shard.identity, info.file_offset, info.slice_bytes, info.shape[0])
 
 
-def _reads_directly(layers: Sequence[Sequence[TensorInfo]]) -> bool:
-    """Past the page cache when the experts exceed the memory that could cache them: copies of what is read once would push out the rest."""
+def _reads_directly(residency: Residency, layers: Sequence[Sequence[TensorInfo]]) -> bool:
+    """Past the page cache when the experts exceed the memory that could cache them beside the arena: copies of what is read once would push
+    out the rest."""
     asked = env.switch("VT_MOE_EXPERT_STREAM_DIRECT")
     if asked is not None:
         return asked
     room = available_bytes()
-    return room is not None and sum(info.n_bytes for towers in layers for info in towers) > room
+    if room is None:
+        return False
+    n_slots, slot_bytes = _geometry(residency, layers)
+    taken = 0 if _process is None else _process.store.occupied  # these have their memory already
+    return sum(info.n_bytes for towers in layers for info in towers) > room - (n_slots - taken) * cell_bytes(slot_bytes)
 
 
 def _failure(source: TowerSource, expert: int, state: int, size: int) -> str:
