@@ -33,8 +33,12 @@ def recurrent_layers(keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
 
 def kv_shapes(model: GGUFModel, hp: HyperParameters) -> list[KvShape | None]:
     """Keys and values in the layers with attention."""
-    shape = recurrent_layers(Keys(model), hp)
-    return [None if shape[il] else KvShape(hp.num_kv_heads[il], hp.key_length, hp.value_length) for il in range(hp.num_layers)]
+    keys, shapes = Keys(model), []
+    for il, is_recurrent in enumerate(recurrent_layers(keys, hp)[: hp.num_layers]):
+        if not is_recurrent and not hp.num_kv_heads[il]:
+            keys.refuse("attention.head_count_kv", f"is 0 for layer {il}, which has attention")
+        shapes.append(None if is_recurrent else KvShape(hp.num_kv_heads[il], hp.key_length, hp.value_length))
+    return shapes
 
 
 @family("qwen35", kv_shapes=kv_shapes)
@@ -59,9 +63,7 @@ def turned_pairs(keys: Keys, half: int) -> np.ndarray:
 
 
 def _describe(b: Builder, hp: HyperParameters, turned: np.ndarray, *, grouped: bool) -> None:
-    shape = recurrence.DeltaShape(
-        b.keys.integer("ssm.group_count"), b.keys.integer("ssm.time_step_rank"), b.keys.integer("ssm.state_size"), grouped
-    )
+    shape = recurrence.delta_shape(b.keys, "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", grouped=grouped)
     if b.keys.integer("ssm.inner_size") != shape.values:
         b.keys.refuse("ssm.inner_size", f"is not ssm.time_step_rank times ssm.state_size, {shape.n_heads} times {shape.width}")
     is_recurrent = recurrent_layers(b.keys, hp)

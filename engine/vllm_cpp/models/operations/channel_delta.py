@@ -18,7 +18,7 @@ def channel_delta(b: Builder, hp: HyperParameters, il: int, h: Rows, *, bound: f
     """rmsnorm(delta rule of the convolved q, k, v) * sigmoid(gate), [tokens, heads * channels]. `bound`: of the logarithm of a decay (see
     recurrence.Decay)."""
     name = f"blk.{il}"
-    shape = recurrence.DeltaShape(hp.num_heads[il], hp.num_heads[il], b.keys.integer("kda.head_dim", least=1))
+    shape = recurrence.delta_shape(b.keys, "attention.head_count", "attention.head_count", "kda.head_dim")
     taps = b.keys.integer("ssm.conv_kernel", least=1)
     weight = recurrence.joined_taps(b, [f"{name}.ssm_conv1d_{part}.weight" for part in _PARTS], shape.keys, taps)
     decay = recurrence.decay_of(b, f"{name}.ssm_a", f"{name}.ssm_dt.bias", shape.n_heads, shape.values, bound=bound)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_cpp.errors import ModelLoadError
+from vllm_cpp.gguf_file.hparams import Keys
 from vllm_cpp.kernels.cpu import rearrange, recurrent
 from vllm_cpp.kernels.records import pack
 from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
@@ -53,16 +53,15 @@ def taps_of(b: Builder, name: str, channels: int, taps: int, *, bias: Address = 
 
 def joined_taps(b: Builder, names: list[str], channels: int, taps: int, *, bias: Address = 0) -> Taps:
     """The same of several weights, each of so many channels, side by side."""
-    width = channels * len(names)
-    turned = np.zeros((taps, -(-width // 16) * 16), np.float32)
-    for i, name in enumerate(names):
+    parts = []
+    for name in names:
         found = b.model.tensors.get(name)
         with_one = found is not None and found.shape[-3:] == (channels, 1, taps)
         info = b.model.need(name, (channels, 1, taps) if with_one else (channels, taps), ("F32", "F16", "BF16"))
-        values = as_float32(b.model.bytes_of(name), info.encoding.name).reshape(channels, taps)
-        turned[:, i * channels : (i + 1) * channels] = values.T
-    kept = b.zeros(turned.shape, np.float32)
-    kept[:] = turned
+        parts.append(as_float32(b.model.bytes_of(name), info.encoding.name).reshape(channels, taps))
+    width = channels * len(names)
+    kept = b.zeros((taps, -(-width // 16) * 16), np.float32)
+    kept[:, :width] = np.concatenate(parts).T
     return Taps(" ".join(names), kept.ctypes.data, kept.strides[0], width, taps, bias)
 
 
@@ -97,14 +96,6 @@ class DeltaShape:
     width: int
     grouped: bool = False
 
-    def __post_init__(self) -> None:
-        if self.width % recurrent.LANES or self.width <= 0:
-            raise ModelLoadError(f"a delta rule with heads of {self.width} channels: this build computes multiples of {recurrent.LANES}")
-        if self.n_key_heads <= 0 or self.n_heads <= 0 or self.n_heads % self.n_key_heads:
-            raise ModelLoadError(
-                f"a delta rule with {self.n_heads} value heads and {self.n_key_heads} key heads: the value heads must be a multiple"
-            )
-
     @property
     def keys(self) -> int:
         """Values of a token's keys, and of its queries."""
@@ -113,6 +104,16 @@ class DeltaShape:
     @property
     def values(self) -> int:
         return self.n_heads * self.width
+
+
+def delta_shape(keys: Keys, n_key_heads: str, n_heads: str, width: str, *, grouped: bool = False) -> DeltaShape:
+    """The heads as the keys of those names give them."""
+    shape = DeltaShape(*(keys.integer(key, least=1) for key in (n_key_heads, n_heads, width)), grouped)
+    if shape.n_heads % shape.n_key_heads:
+        keys.refuse(n_heads, f"is {shape.n_heads}, expected a multiple of {n_key_heads}, {shape.n_key_heads}")
+    if shape.width % recurrent.LANES:
+        keys.refuse(width, f"is {shape.width}; this build computes the delta rule for multiples of {recurrent.LANES}")
+    return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class Decay:
 def decay_of(b: Builder, rate: str, shift: str, n_heads: int, n: int, *, bound: float = 0.0) -> Decay:
     """The vectors of those names: `n_heads` rates, however many ones stand in their shape, and `n` shifts (heads, or heads times
     channels)."""
+    b.model.need(shift, (n,))
     found = b.model.tensors.get(rate)
     behind = found is not None and found.shape[-2:] == (n_heads, 1)
     info = b.model.need(rate, (n_heads, 1) if behind else (n_heads,), ("F32", "F16", "BF16"))
