@@ -11,6 +11,7 @@ import pytest
 
 import oracle
 from models.driving import blocks_for, logits_along, runner
+from tiny_models import FAMILIES
 from vllm_cpp import models
 from vllm_cpp.config import offload
 from vllm_cpp.config.engine import EngineParams
@@ -28,6 +29,11 @@ def judged_rows(recording: dict) -> int:
     first = int(differ.argmax()) if differ.any() else len(differ)
     rows = first - len(recording["prompt"]) + 1
     return min(len(recording["logits"]), rows) if rows > 0 else len(recording["logits"])
+
+
+def test_every_recorded_family_is_run() -> None:
+    assert oracle.used_cases() == list(oracle.cases())
+    assert oracle.families() == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("name", oracle.used_cases())

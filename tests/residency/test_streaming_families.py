@@ -41,7 +41,7 @@ def logits(loaded: Runner, prompt: list[int]) -> np.ndarray:
     rows = [loaded.run([Chunk(prompt[:5], 0, other, True, 1), Chunk(prompt[: n - 4], 0, ours, False, 0)]).copy()]
     rows.append(loaded.run([Chunk(prompt[n - 4 :], n - 4, ours, True, 0), Chunk(prompt[3:4], 5, other, True, 1)]).copy())
     for i in range(2):
-        rows.append(loaded.run([Chunk([prompt[i]], n + i, ours, True, 0), Chunk([prompt[i + 7]], 6 + i, other, True, 1)]).copy())
+        rows.append(loaded.run([Chunk([prompt[i]], n + i, ours, True, 0), Chunk([prompt[i + 1]], 6 + i, other, True, 1)]).copy())
     return np.concatenate(rows)
 
 
