@@ -23,7 +23,7 @@ from vllm_cpp.errors import GenerationError
 from vllm_cpp.gguf_file import GGUFModel, TensorInfo
 from vllm_cpp.gguf_file.hparams import read_num_layers
 from vllm_cpp.kernels.cpu import slots as kernel
-from vllm_cpp.residency import disk
+from vllm_cpp.residency import disk, inventory
 from vllm_cpp.residency.lanes import Lanes
 from vllm_cpp.residency.memory import available_bytes
 from vllm_cpp.residency.slots import Layer, SlotStore, StoredModel, TowerSource, cell_bytes
@@ -164,6 +164,7 @@ class ExpertStream:
         self.visit = Visit(store, max(info.shape[0] for towers in layers for info in towers))
         self._layer_slices = max(len(towers) for towers in layers)
         self._warn_of_memory()
+        self._warn_of_few_slots(model, layers)
 
     def _warn_of_memory(self) -> None:
         store, room = self._process.store, available_bytes()
@@ -174,19 +175,22 @@ class ExpertStream:
                 "available: lower expert_stream.slots (VT_MOE_EXPERT_STREAM_SLOTS) before the system ends this process"
             )
 
-    def asking(self, names: Sequence[str], *, offsets: int, tokens: int, seqs: int, top_k: int) -> tuple[Asking, dict[str, int]] | None:
+    def _warn_of_few_slots(self, model: GGUFModel, layers: Sequence[Sequence[TensorInfo]]) -> None:
+        top_k = inventory.take(model).top_k
+        cycle = sum(top_k.get(int(towers[0].name.split(".")[1]), 0) * len(towers) for towers in layers)
+        if self._process.store.n_slots < cycle:
+            _say(
+                f"[expert-stream] slots={self._process.store.n_slots} hold less than one token's working set, {cycle} slices: more slots "
+                "would serve far more of them (expert_stream.slots, VT_MOE_EXPERT_STREAM_SLOTS)"
+            )
+
+    def asking(self, names: Sequence[str], *, offsets: int, tokens: int, seqs: int) -> tuple[Asking, dict[str, int]] | None:
         """The record of the layer with these towers, and each tower's table of places; None where they are not streamed."""
         number = self._layers.get(frozenset(names))
         if number is None:
             return None
         layer: Layer = self._model.layers[number]
         asking = self.visit.asking(layer, offsets=offsets, tokens=tokens, seqs=seqs, mapped=self._mapped[number])
-        cycle = top_k * sum(len(each.towers) for each in self._model.layers)
-        if self._process.store.n_slots < cycle:
-            _say(
-                f"[expert-stream] slots={self._process.store.n_slots} hold less than one token's working set, {cycle} slices: more slots "
-                "would serve far more of them (expert_stream.slots, VT_MOE_EXPERT_STREAM_SLOTS)"
-            )
         return asking, {tower.source.name: int(table.ctypes.data) for tower, table in zip(layer.towers, asking.places, strict=True)}
 
     def end_step(self) -> None:

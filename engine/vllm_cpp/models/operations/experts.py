@@ -224,7 +224,7 @@ def _streamed(b: Builder, routes: Routes, h: Rows, towers: Towers, meanwhile: Ca
     by_tokens = next(c.source for c in b.counts if c.address == h.count) == "tokens"
     asked = b.stream and b.stream.asking(
         towers.names, offsets=routes.offsets.ctypes.data, tokens=h.count,
-        seqs=b.count("seqs") if by_tokens else h.count, top_k=routes.top_k,
+        seqs=b.count("seqs") if by_tokens else h.count,
     )  # fmt: skip
     if not asked:
         meanwhile()
