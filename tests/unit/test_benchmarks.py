@@ -116,22 +116,24 @@ def test_bytes_of_a_token_are_its_experts_share_and_the_rest(tmp_path: Path) -> 
     assert decode.token_bytes(model, 10) - decode.token_bytes(model, 0) == 10 * layers * heads * length * 2 * 2
 
 
-def test_a_synthetic_model_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("architecture", "encodings"), [("qwen3moe", {"Q4_K", "Q6_K"}), ("deepseek2", {"Q4_K", "Q6_K", "Q5_0"})])
+def test_a_synthetic_model_runs(tmp_path: Path, architecture: str, encodings: set[str]) -> None:
     path = tmp_path / "q4_k.gguf"
-    make_synthetic.make("Q4_K", path, make_synthetic.Shape(layers=1, experts=8))
+    make_synthetic.make("Q4_K", path, make_synthetic.Shape(layers=2, experts=8), architecture)
     rows = []
     with vllm_cpp.load(path, threads=1) as llm:
         llm.generate([5, 300, 31999], max_tokens=2, temperature=0, ignore_eos=True, logits_processor=lambda _, row: rows.append(row.copy()))
     assert all(np.isfinite(row).all() and row.std() > 0.1 for row in rows)
     with open_model(path) as model:
-        assert {info.encoding.name for info in model.tensors.values()} == {"F32", "Q4_K", "Q6_K"}
+        assert {info.encoding.name for info in model.tensors.values()} == {"F32"} | encodings
 
 
+@pytest.mark.parametrize("architecture", make_synthetic.ARCHITECTURES)
 @pytest.mark.parametrize("encoding", ["Q4_K", "Q8_0", "F16"])
-def test_a_synthetic_model_is_as_large_as_asked(encoding: str) -> None:
-    shape = make_synthetic.shape_for(encoding, 2_000_000_000)
+def test_a_synthetic_model_is_as_large_as_asked(encoding: str, architecture: str) -> None:
+    shape = make_synthetic.shape_for(encoding, 2_000_000_000, architecture)
     assert shape.layers >= 3
-    assert 1.6e9 < sum(plan.n_bytes for plan in make_synthetic.tensors(encoding, shape)) < 2.4e9
+    assert 1.6e9 < sum(plan.n_bytes for plan in make_synthetic.tensors(encoding, shape, architecture)) < 2.4e9
 
 
 def test_kernels_are_measured_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
