@@ -4,8 +4,11 @@ distance between the oracle's own two answers (activations quantized, or kept fl
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +79,18 @@ def test_vectors_agree_with_the_recording(name: str, embedder: Callable[[str], P
     assert min(apart, np.abs(rows - recording.exact).max() / largest) <= 1.5 * noise
 
 
+def blocks(ids: list[int], number: int = 0) -> list[int]:
+    """KV blocks for the text of that number; there are none behind them where nothing is kept."""
+    return list(range(16 * number, 16 * number - (-len(ids) // 32)))
+
+
 def vectors(loaded: models.Runner, texts: list[list[int]], cuts: tuple[int, ...] = ()) -> np.ndarray:
     """Each text alone, in runs that end at `cuts`."""
     rows = []
     for ids in texts:
         ends = [0, *(cut for cut in cuts if cut < len(ids)), len(ids)]
-        for first, last in zip(ends, ends[1:], strict=False):
-            out = loaded.run([Chunk(ids[first:last], first, list(range(-(-len(ids) // 32))), last == len(ids), 1)])
+        for first, last in pairwise(ends):
+            out = loaded.run([Chunk(ids[first:last], first, blocks(ids), last == len(ids), 1)])
         rows.append(out[0].copy())
     return np.stack(rows)
 
@@ -92,8 +100,8 @@ def test_a_text_has_the_same_bits_in_any_company_and_on_any_threads(name: str, e
     texts = [ids for ids in embeddings.Recording(name).ids if ids]
     with runner(embedder(name)) as loaded:
         alone = vectors(loaded, texts)
-    with runner(embedder(name), threads=3, max_num_seqs=8, num_blocks=512 if name in CAUSAL else 0) as loaded:
-        chunks = [Chunk(ids, 0, list(range(32 * i, 32 * i + 32)), True, i) for i, ids in enumerate(texts)]
+    with runner(embedder(name), threads=3, max_num_seqs=8) as loaded:
+        chunks = [Chunk(ids, 0, blocks(ids, i), True, i) for i, ids in enumerate(texts)]
         assert np.array_equal(loaded.run(chunks), alone)
         assert np.array_equal(loaded.run(chunks[::-1]), alone[::-1])
 
@@ -111,7 +119,7 @@ def test_more_texts_than_a_piece_holds(name: str, embedder: Callable[[str], Path
     (*_, text) = embeddings.Recording(name).ids
     with runner(embedder(name), max_num_seqs=8) as loaded:
         (alone,) = vectors(loaded, [text])
-        rows = loaded.run([Chunk(text, 0, list(range(-(-len(ids) // 32))), True, i) for i in range(8)])
+        rows = loaded.run([Chunk(text, 0, blocks(text, i), True, i) for i in range(8)])
         assert np.array_equal(rows, np.tile(alone, (8, 1)))
 
 
@@ -129,7 +137,7 @@ def test_a_text_of_the_whole_context_and_one_too_long(embedder: Callable[[str], 
 def test_a_model_that_embeds_generates_nothing(name: str, embedder: Callable[[str], Path]) -> None:
     with vllm_cpp.load(embedder(name), threads=1) as model:
         for call in (lambda: model.generate("a"), lambda: model.stream("a"), lambda: model.chat([{"role": "user", "content": "a"}])):
-            with pytest.raises(InvalidArgumentError, match="this model embeds texts and generates none .*: call embed"):
+            with pytest.raises(InvalidArgumentError, match=r"this model embeds texts and generates none .*: call embed"):
                 call()
         assert model.embed("a").shape[0] == 1
 
@@ -143,11 +151,14 @@ def test_streamed_experts_give_the_resident_ones_bits(embedder: Callable[[str], 
     path = embedder("nomic-bert-moe-s2-z0-mix")
     with vllm_cpp.load(path, threads=2) as model:
         resident = model.embed(embeddings.texts()[3:])
-    program = f"import sys, numpy as np, vllm_cpp; m = vllm_cpp.load({str(path)!r}, threads=2, expert_stream=4); sys.stdout.buffer.write(m.embed({embeddings.texts()[3:]!r}).tobytes())"  # noqa: E501
-    import subprocess
-    import sys
-
-    streamed = np.frombuffer(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout, np.float32)
+    # A process decides once whether it streams.
+    program = (
+        f"import sys, vllm_cpp; model = vllm_cpp.load({str(path)!r}, threads=2, expert_stream=4); "
+        f"sys.stdout.buffer.write(model.embed({embeddings.texts()[3:]!r}).tobytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    streamed = np.frombuffer(done.stdout, np.float32)
+    assert b"expert" in done.stderr
     assert np.array_equal(streamed.reshape(resident.shape), resident)
 
 

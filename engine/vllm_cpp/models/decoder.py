@@ -16,7 +16,9 @@ from vllm_cpp.kernels.cpu import rope, router
 from vllm_cpp.kernels.cpu.elementwise import SILU_GATED, Activation
 from vllm_cpp.models.builder import Builder, Rows, Weight
 from vllm_cpp.models.operations import attention as attention_ops
+from vllm_cpp.models.operations import encoder as encoder_ops
 from vllm_cpp.models.operations import experts as expert_ops
+from vllm_cpp.models.operations import pooling as pooling_ops
 
 PER_HEAD, WHOLE_ROW = "per head", "whole row"
 
@@ -75,7 +77,8 @@ def describe(
         turn = rope_of(b, hp, traits.rope_layout)
 
         def mixer(il: int, h: Rows) -> Mixed:
-            return Mixed(attention(b, hp, traits, il, h, turn), "attn_output")
+            mix = text_attention if b.pooling and not b.pooling.causal else attention
+            return Mixed(mix(b, hp, traits, il, h, turn), "attn_output")
 
     if feed is None:
 
@@ -85,7 +88,7 @@ def describe(
     for il in range(hp.num_layers):
         h = norm(b, hp, f"blk.{il}.attn_norm", x)
         mixed = mixer(il, h)
-        if il == hp.num_layers - 1:
+        if il == hp.num_layers - 1 and not b.pooling:
             # From here on only the rows whose logits are wanted matter.
             mixed, x = Mixed(only_sampled(b, mixed.rows), mixed.output), only_sampled(b, x)
         add_projected(b, hp, traits, il, mixed, x)
@@ -192,16 +195,37 @@ def attention(
     kv, n_heads = b.kv_layout(il), hp.num_heads[il]
     d = kv.head_dim
     q, k, v = project(b, il, h, q=n_heads * d, k=kv.n_kv_heads * d, v=kv.n_kv_heads * kv.value_length)
-    q_norm = k_norm = 0
-    if traits.qk_norm == PER_HEAD:
-        q_norm, k_norm = b.vector(f"blk.{il}.attn_q_norm.weight", d), b.vector(f"blk.{il}.attn_k_norm.weight", d)
-    elif traits.qk_norm == WHOLE_ROW:
-        b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
-        b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
+    q_norm, k_norm = _qk_norms(b, hp, traits, il, q, k, d)
     attention_ops.rope_and_store(b, il, q, k, v, by=turn, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon)
     width = n_heads * kv.value_length
     mixed = b.rows(f"attention {width}", width, h.count)
     attention_ops.attention(b, il, q, mixed, traits.attention_scale or d**-0.5, **how)
+    return mixed
+
+
+def _qk_norms(b: Builder, hp: HyperParameters, traits: Traits, il: int, q: Rows, k: Rows, d: int) -> tuple[int, int]:
+    """Norms of q and k: done here, if they are of whole rows; else the weights of those of heads, or 0."""
+    if traits.qk_norm == PER_HEAD:
+        return b.vector(f"blk.{il}.attn_q_norm.weight", d), b.vector(f"blk.{il}.attn_k_norm.weight", d)
+    if traits.qk_norm == WHOLE_ROW:
+        b.rmsnorm(q, b.vector(f"blk.{il}.attn_q_norm.weight", q.width), hp.rms_epsilon, q, f"attn_q_norm of layer {il}")
+        b.rmsnorm(k, b.vector(f"blk.{il}.attn_k_norm.weight", k.width), hp.rms_epsilon, k, f"attn_k_norm of layer {il}")
+    return 0, 0
+
+
+def text_attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, turn: attention_ops.Turn | None) -> Rows:
+    """The same where every token of a text sees every other: nothing is stored. Without `turn` positions stand elsewhere."""
+    d = hp.key_length
+    if hp.value_length != d:
+        raise ModelLoadError(f"attention.value_length is {hp.value_length}, but attention over whole texts needs key_length, {d}")
+    q, k, v = project(b, il, h, q=hp.num_heads[il] * d, k=hp.num_kv_heads[il] * d, v=hp.num_kv_heads[il] * d)
+    for rows, weight in zip((q, k), _qk_norms(b, hp, traits, il, q, k, d), strict=True):
+        if weight:
+            attention_ops.head_norm(b, rows, d, weight, hp.rms_epsilon)
+        if turn is not None:
+            attention_ops.turn(b, rows, d, turn)
+    mixed = b.rows(f"attention {q.width}", q.width, h.count)
+    encoder_ops.attention(b, q, k, v, mixed, d, traits.attention_scale or d**-0.5)
     return mixed
 
 
@@ -377,8 +401,11 @@ def shared_by_count(hp: HyperParameters, il: int) -> int:
 
 # -- head
 def head(b: Builder, hp: HyperParameters, traits: Traits, x: Rows) -> None:
-    """logits = head · rmsnorm(x, output_norm) / logit_divisor, of the sampled rows."""
+    """logits = head · rmsnorm(x, output_norm) / logit_divisor, of the sampled rows; of a model that embeds, the normed rows pooled."""
     h = norm(b, hp, traits.output_norm, x)
+    if b.pooling:
+        pooling_ops.pool(b, h, b.pooling.kind)
+        return
     if traits.logit_divisor != 1:
         b.scale(h, 1 / traits.logit_divisor)
     own = "output.weight" in b.model.tensors or not traits.tied_head

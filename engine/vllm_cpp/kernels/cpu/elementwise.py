@@ -23,7 +23,7 @@ SQUARED_RELU = 2  # max(u, 0)^2: there is no gate
 SHIFTED_SILU = 3  # g' * sigmoid(1.702 g') * (u' + 1), g' = min(g, c), u' = u cut to -c ... c
 SILU_THEN_CUT = 4  # min(silu(g), c) * u'
 CUT_THEN_SILU = 5  # silu(min(g, c)) * u'
-GELU_ALONE = 6  # gelu(u): there is no gate
+GELU_ALONE = 6  # gelu(u), by way of f16: there is no gate
 
 
 class Activation(NamedTuple):
@@ -90,6 +90,15 @@ def _squared_relu(x: Value) -> Value:
 
 
 @unrolled
+def _gelu_alone(x: Value) -> Value:
+    """gelu within -10 ... 10, of x rounded to f16 and rounded to f16, as ggml's table has it; outside 0, or x. Encoders have it everywhere,
+    and what they embed is compared with what others embedded: without the rounding it is a thousandth away."""
+    h = simd.round_half(x)
+    y = simd.round_half(h / (simd.exp(-(h * (_GELU_SLOPE + _GELU_CUBE * (h * h)))) + 1.0))
+    return simd.select(x <= -10.0, 0.0, simd.select(x >= 10.0, x, y))
+
+
+@unrolled
 def _cut(x: Value, limit: Value) -> Value:
     """x within -limit ... limit; what is not a number stays so."""
     return simd.select(x > limit, limit, simd.select(x < -limit, -limit, x))
@@ -113,17 +122,20 @@ def activate_span(kind, limit, gate, up, out, n):  # type: ignore[no-untyped-def
         for i in range(whole, n):
             simd.store(out + 4 * i, _squared_relu(simd.load(f32, up + 4 * i)))
         return
+    if kind == GELU_ALONE:
+        for i in range(0, whole, LANES):
+            simd.store(out + 4 * i, _gelu_alone(simd.load(f32x16, up + 4 * i)))
+        for i in range(whole, n):
+            simd.store(out + 4 * i, _gelu_alone(simd.load(f32, up + 4 * i)))
+        return
     if kind != SILU:
         no_limit = f32(math.inf)
-        is_gelu, alone = kind in (GELU, GELU_ALONE), kind == GELU_ALONE
-        gate = up if alone else gate
-        slope = f32(_GELU_SLOPE) if is_gelu else f32(1.702) if kind == SHIFTED_SILU else f32(1)
-        cube = f32(_GELU_CUBE) if is_gelu else f32(0)
-        # What stands alone is its own gate, and its up value is cut to nothing: 0 + 1.
-        around = f32(0) if alone else no_limit if is_gelu else limit
-        before = no_limit if alone or kind == SILU_THEN_CUT else around
+        slope = f32(_GELU_SLOPE) if kind == GELU else f32(1.702) if kind == SHIFTED_SILU else f32(1)
+        cube = f32(_GELU_CUBE) if kind == GELU else f32(0)
+        around = no_limit if kind == GELU else limit
+        before = no_limit if kind == SILU_THEN_CUT else around
         after = limit if kind == SILU_THEN_CUT else no_limit
-        shift = f32(1) if alone or kind == SHIFTED_SILU else f32(0)
+        shift = f32(1) if kind == SHIFTED_SILU else f32(0)
         for i in range(0, whole, LANES):
             g, u = simd.load(f32x16, gate + 4 * i), simd.load(f32x16, up + 4 * i)
             simd.store(out + 4 * i, _general(g, u, before, after, around, shift, slope, cube))

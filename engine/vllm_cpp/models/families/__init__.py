@@ -4,6 +4,7 @@ all."""
 from vllm_cpp.models.families import (  # noqa: F401
     bailingmoe2,
     bailingmoe3,
+    bert,
     deepseek2,
     deepseek4,
     dots1,

@@ -12,7 +12,7 @@ from vllm_cpp.models.registry import family
 TRAITS = decoder.Traits(rope_layout=rope.NEIGHBOURS, output_bias=True, ffn_bias=True)
 
 
-@family("llama", streams_experts=True, places_experts=True)
+@family("llama", streams_experts=True, places_experts=True, pools=True)
 def llama(b: Builder, hp: HyperParameters) -> None:
     turns_whole_heads(hp)
     decoder.describe(b, hp, TRAITS)

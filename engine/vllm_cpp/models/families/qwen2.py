@@ -17,11 +17,11 @@ QWEN2MOE = decoder.Traits(
 )
 
 
-@family("qwen2")
+@family("qwen2", pools=True)
 def qwen2(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN2)
 
 
-@family("qwen2moe", streams_experts=True, places_experts=True)
+@family("qwen2moe", streams_experts=True, places_experts=True, pools=True)
 def qwen2moe(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN2MOE)

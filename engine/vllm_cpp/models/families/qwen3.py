@@ -11,11 +11,11 @@ QWEN3 = decoder.Traits(qk_norm=decoder.PER_HEAD)
 QWEN3MOE = decoder.Traits(qk_norm=decoder.PER_HEAD, expert_width=decoder.expert_width_or_share)
 
 
-@family("qwen3")
+@family("qwen3", pools=True)
 def qwen3(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN3)
 
 
-@family("qwen3moe", streams_experts=True, places_experts=True)
+@family("qwen3moe", streams_experts=True, places_experts=True, pools=True)
 def qwen3moe(b: Builder, hp: HyperParameters) -> None:
     decoder.describe(b, hp, QWEN3MOE)
