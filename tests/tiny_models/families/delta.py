@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiny_models.model import TinyModel
-
+from ..model import TinyModel
 from .latent import Latent, latent_attention
 from .parts import (
     Shape,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_models.model import VOCAB, TinyModel
-
+from ..model import VOCAB, TinyModel
 from .parts import Shape, attention, common_keys, dense, draft_head, ends, expert_keys, experts, family, norm, norms, qk_norms
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_models.model import VOCAB, TinyModel
-
+from ..model import VOCAB, TinyModel
 from .parts import Shape, dense, ends, family, head_keys, hybrid_keys, norm, router, towers
 
 STREAMS = 4

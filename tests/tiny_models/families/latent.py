@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiny_models.model import TinyModel
-
+from ..model import TinyModel
 from .parts import Shape, dense, draft_head, ends, experts, family, head_keys, hybrid_keys, norm
 
 TOWERS, ONE_MATRIX = "attn_k_b and attn_v_b", "attn_kv_b"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiny_models.model import VOCAB, TinyModel
+from ..model import VOCAB, TinyModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tiny_models.model import VOCAB, TinyModel
-
+from ..model import VOCAB, TinyModel
 from .parts import Shape, attention, common_keys, dense, ends, expert_keys, experts, family, norms, qk_norms
 
 

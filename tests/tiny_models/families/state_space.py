@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiny_models.model import VOCAB, TinyModel
-
+from ..model import VOCAB, TinyModel
 from .parts import (
     Shape,
     dense,

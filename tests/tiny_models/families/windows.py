@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tiny_models.model import VOCAB, TinyModel
-
+from ..model import VOCAB, TinyModel
 from .parts import (
     Shape,
     attention,
