@@ -136,6 +136,12 @@ def test_a_synthetic_model_is_as_large_as_asked(encoding: str, architecture: str
     assert 1.6e9 < sum(plan.n_bytes for plan in make_synthetic.tensors(encoding, shape, architecture)) < 2.4e9
 
 
+def test_a_synthetic_model_has_as_many_experts_as_asked() -> None:
+    shape = make_synthetic.shape_for("Q4_K", 8_500_000_000, "qwen35moe", 512)
+    assert shape.experts == 512
+    assert 8e9 < sum(plan.n_bytes for plan in make_synthetic.tensors("Q4_K", shape, "qwen35moe")) < 9e9
+
+
 def test_kernels_are_measured_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "ROWS_BYTES", 1 << 20)
     assert set(kernels.measure_rows("Q8_0", 256, None, 1)) == {"read", "ours"}
