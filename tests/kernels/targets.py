@@ -35,7 +35,7 @@ TARGETS = {
 KERNELS = (
     "encodings.q4_1.rows", "encodings.q4_1.tile", "encodings.q8_0.rows", "encodings.q8_0.tile", "encodings.q4_k.rows",
     "encodings.q6_k.tile", "encodings.f16.rows", "panel.product_f16", "panel.product_key_bytes", "panel.product_value_bytes",
-    "quantize.quantize",
+    "quantize.quantize", "state_space.scan_heads", "state_space.scan_channels",
 )  # fmt: skip
 _CALL = re.compile(r"^\s+(?:callq|jmp|bl|b)\s+([A-Za-z_][\w.$]*)(?:@PLT)?$", re.MULTILINE)
 _OPERATION = re.compile(r"^\s+([a-z][\w.]*)", re.MULTILINE)
