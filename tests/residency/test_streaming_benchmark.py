@@ -53,9 +53,26 @@ def test_the_arms_run_and_are_compared(tiny_model, tmp_path: Path, monkeypatch: 
     assert few["expert_stream"]["misses"] > all_there["expert_stream"]["misses"] == all_there["expert_stream"]["fills"] > 0
     assert few["token_bytes"] > all_there["token_bytes"]
     assert few["drive_rate"] > 0
+    assert few["decode_hits"] < all_there["decode_hits"] < 1
+    assert few["budget"] < all_there["budget"] < few["budget"] + (1 << 22)
     assert all(rows[0]["decode"] > 0 and rows[0]["prefill"] > 0 for rows in arms.values())
     for name in arms:
         assert f"| {name} | " in printed
+
+
+def test_a_model_that_fits_is_warm_and_has_a_slot_for_every_slice(
+    tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(streaming, "PAUSE_S", 0)
+    path = tiny_model("qwen2moe-s15-z0-mix")
+    args = streaming.parser().parse_args([str(path), "--fits", "--prompt", "30", "--generate", "3", "--warm", "70", "--threads", "1"])
+    found = streaming.compare(args)
+    total = streaming.slice_count(path)
+    assert list(found) == [f"streamed, {total} slots", "borrowed"]
+    streamed = found[f"streamed, {total} slots"][0]
+    assert streamed["expert_stream"]["evictions"] == 0
+    assert streamed["decode_hits"] > 0.9
+    assert found["borrowed"][0]["budget"] is None
 
 
 def test_a_text_goes_on(tiny_model) -> None:
@@ -68,16 +85,20 @@ def test_medians_ratios_and_bounds() -> None:
     def row(decode: float, **more: object) -> dict[str, object]:
         return {"decode": decode, "prefill": 8.0, "second_half": decode, "load_s": 1.0, "peak": 10**9, **more}
 
-    counted = {"expert_stream": {"hits": 3, "misses": 1}, "token_bytes": 1e7, "drive_rate": 1e9}
-    text = streaming.table({"streamed": [row(40, **counted), row(60, **counted), row(80, **counted)], "llama.cpp mmap": [{"decode": 0.5}]})
-    streamed, peer = text.splitlines()[2:]
-    assert streamed == "| streamed | 60.00 (40.00 to 80.00) | 120.0 | 60.00 | 8.0 | 1.0 | 75.0 % | 100.0 (1.00 GB/s) | 60 % | 1.00 |"
-    assert peer == "| llama.cpp mmap | 0.50 (0.50 to 0.50) | 1.0 |  |  |  |  |  |  |  |"
+    counted = {"decode_hits": 0.75, "token_bytes": 1e7, "drive_rate": 1e9, "missing_rate": 9e8, "budget": 2 * 10**9}
+    arms = {"streamed": [row(rate, **counted) for rate in (40, 60, 80)], "llama.cpp mmap": [{"decode": 0.5}]}
+    streamed, peer = streaming.table(arms).splitlines()[2:]
+    figures = "60.00 | 8.0 | 1.0 | 75.0 % | 100.0 (1.00 GB/s)"
+    assert streamed == f"| streamed | 60.00 (40.00 to 80.00) | 120.0 | {figures} | 60 % | 90 % | 1.00 (50 % of the budget) |"
+    assert peer == "| llama.cpp mmap | 0.50 (0.50 to 0.50) | 1.0 |  |  |  |  |  |  |  |  |"
+    resident = {streaming.RESIDENT: [row(80), row(80), row(80)]}
+    assert " | 75 % | 90 % | " in streaming.table({**arms, **resident}), "the lesser of the two bounds counts"
 
 
 def test_the_peer_is_asked_for_a_few_tokens_only(tmp_path: Path) -> None:
     args = argparse.Namespace(
-        model=Path("m.gguf"), slots=[5], threads=2, prompt=7, generate=500, text=False, peer=tmp_path / "llama-bench", only=None
+        model=Path("m.gguf"), slots=[5], threads=2, prompt=7, generate=500, warm=0, text=False, fits=False, peer=tmp_path / "llama-bench",
+        only=None,
     )  # fmt: skip
     found = streaming.arms(args)
     command, environment = found["llama.cpp mmap"]

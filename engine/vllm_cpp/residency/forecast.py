@@ -33,7 +33,8 @@ RECORDED: Final = (
 )  # fmt: skip
 """(share of all slices that slots hold, part of the slices asked for that are there). The last one is no record: a first use is a miss, and
 later there is none."""
-_WORKING_BYTES: Final = 256 << 20  # for the interpreter, compiled kernels and what a step computes in
+WORKING_BYTES: Final = 256 << 20
+"""For the interpreter, compiled kernels and what a step computes in."""
 _SPARED: Final = 0.05  # of what is available: others use this memory as well
 _TOKEN_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
@@ -102,7 +103,7 @@ def make(plan: Plan, model: GGUFModel, *, kv_bytes: int, threads: int) -> Foreca
         return None
     total_slices = sum(plan.slices.values())
     available = plan.available_bytes
-    spare = _WORKING_BYTES + int(_SPARED * (available or 0))
+    spare = WORKING_BYTES + int(_SPARED * (available or 0))
     beside = plan.dense_bytes + kv_bytes + spare
     room = max(0, available - beside) if available is not None else total_slices * cell_bytes(plan.largest_slice)
     speeds = measure_drive(model, plan), memory.measure(threads, room)
