@@ -168,10 +168,10 @@ def scan_heads(args, tid, nth):  # type: ignore[no-untyped-def]
     """Mamba-2, head by head: S = exp(step * a) S + (step * x) ⊗ b; out = (S c + d x) * silu(z), with step = softplus(dt)."""
     starts, n_runs = field(args, _RUN_STARTS), field(field(args, _N_RUNS), 0)
     n_heads, head_dim, n_state = field(args, _N_HEADS), field(args, _HEAD_DIM), field(args, _N_STATE)
-    n_tokens = index(starts, n_runs)
+    n_tokens = max(1, index(starts, n_runs))
     # shares are cut by tokens, and whoever has the first token of a run has it all
     first, last = share(n_heads * n_tokens, 1, tid, nth), share(n_heads * n_tokens, 1, tid + 1, nth)
-    for head in range(n_heads):
+    for head in range(first // n_tokens, (last + n_tokens - 1) // n_tokens):
         for run in range(n_runs):
             begin, end = index(starts, run), index(starts, run + 1)
             place = head * n_tokens + begin
@@ -221,9 +221,9 @@ def scan_channels(args, tid, nth):  # type: ignore[no-untyped-def]
     """Mamba, channel by channel: as scan_heads with heads of one channel, but with a decay for each number of a channel's state."""
     starts, n_runs = field(args, _RUN_STARTS), field(field(args, _N_RUNS), 0)
     channels, n_state = field(args, _N_HEADS), field(args, _N_STATE)
-    n_tokens, tiles = index(starts, n_runs), (channels + LANES - 1) // LANES
+    n_tokens, tiles = max(1, index(starts, n_runs)), (channels + LANES - 1) // LANES
     first, last = share(tiles * n_tokens, 1, tid, nth), share(tiles * n_tokens, 1, tid + 1, nth)
-    for tile in range(tiles):
+    for tile in range(first // n_tokens, (last + n_tokens - 1) // n_tokens):
         for run in range(n_runs):
             begin, end = index(starts, run), index(starts, run + 1)
             place = tile * n_tokens + begin
