@@ -80,7 +80,7 @@ def gemma4(b: Builder, hp: HyperParameters) -> None:
 def _mixer(b: Builder, hp: HyperParameters, traits: decoder.Traits) -> decoder.Mixer:
     slides, owners = sliding_layers(b.keys, hp), kv_owners(b.keys, hp)
     window = b.keys.integer("attention.sliding_window", least=1)
-    near = decoder.near_rope(b, hp, b.keys.integer("attention.key_length_swa"), base=_NEAR_BASE)
+    near = decoder.near_rope(b, hp, b.keys.integer("attention.key_length_swa"), base=_NEAR_BASE, scaling="none")
     turn = decoder.rope_of(b, hp, traits.rope_layout)
     turn_near = decoder.rope_of(b, hp, traits.rope_layout, near, with_factors=False)
 
