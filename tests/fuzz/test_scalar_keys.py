@@ -31,7 +31,8 @@ EXTREMES = (0, 2**30, 2**31 - 1, 2**32 - 1)  # 2^30 also divides well
     [
         "gemma4-s2-z0-F32", "gemma4-s7-z1-F32", "gpt-oss-s1-z0-F32", "mistral3-s1-z0-F32", "laguna-s2-z0-F32",
         "qwen2moe-s1-z0-F32", "llama-s1-z0-F32", "nemotron_h_moe-puzzle-s1-z0-F32", "granitehybrid-s2-z0-F32", "jamba-s1-z0-F32",
-        "lfm2moe-s1-z0-F32", "deepseek2-s1-z0-F32", "deepseek2-kvb-s1-z0-F32", "deepseek4-s3-z0-F32", "qwen35moe-s2-z0-F32", "qwen3next-s1-z0-F32",
+        "lfm2moe-s1-z0-F32", "deepseek2-s1-z0-F32", "deepseek2-kvb-s1-z0-F32", "deepseek4-s3-z0-F32", "qwen35moe-s2-z0-F32",
+        "qwen3next-s1-z0-F32",
         "kimi-linear-s1-z0-F32", "bailingmoe3-s2-z0-F32", "bailingmoe2-s1-z0-F32", "granitemoe-s1-z0-F32",
     ],
 )  # fmt: skip
