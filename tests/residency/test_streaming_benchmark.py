@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import streaming
+from benchmarks import larger_than_memory, streaming, streaming_report
 
 
 @pytest.fixture
@@ -107,3 +108,43 @@ def test_the_peer_is_asked_for_a_few_tokens_only(tmp_path: Path) -> None:
     assert found["streamed, 5 slots"][1]["VT_MOE_EXPERT_STREAM_SLOTS"] == "5"
     args.only = "llama"
     assert list(streaming.arms(args)) == ["llama.cpp mmap"]
+
+
+def test_the_worked_example_answers_twice_and_fills_a_column(tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(larger_than_memory, "CONTEXT", 256)
+    monkeypatch.setattr(larger_than_memory, "model_file", lambda *_: tiny_model("qwen2moe-s15-z0-mix"))
+    arm = larger_than_memory.answer_here(tiny_model("qwen2moe-s15-z0-mix"), 4)
+    assert arm["stats"] is None
+    assert min(arm["load_s"], arm["first_s"], arm["first_rate"], arm["second_rate"], arm["own"]) > 0
+    arms = {"streamed": arm | {"first_hits": 0.5, "second_hits": 0.755}, "borrowed": arm, "llama.cpp mmap": {"first_rate": 0.25}}
+    rows = larger_than_memory.table(arms).splitlines()
+    assert rows[0] == "| | streamed | borrowed | llama.cpp mmap |"
+    assert len(rows) == 2 + len(larger_than_memory.ROWS)
+    assert rows[6] == "| hits, first answer | 50 % |  |  |"
+    assert rows[4].endswith(" | 0.2 |")
+
+
+def test_the_report_measures_all_there_is_to_say(tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = tiny_model("qwen2moe-s15-z0-mix"), tmp_path / "report.md"
+    monkeypatch.setattr(streaming, "PAUSE_S", 0)
+    monkeypatch.setattr(streaming, "RATE_S", 0.05)
+    monkeypatch.setattr(streaming_report, "model_file", lambda *_: path)
+    monkeypatch.setattr(streaming_report, "LIMIT", 1e5)  # no tighter than the machine
+    monkeypatch.setattr(streaming_report, "FITS", ["--fits", "--prompt", "30", "--generate", "3", "--warm", "70"])
+    monkeypatch.setattr(streaming_report, "STEPS", 10)
+    monkeypatch.setattr(streaming_report, "CYCLES", 2)
+    real, limits = streaming.run_limited, []
+
+    def unlimited(command: list[str], environment: dict[str, str], limit: int | None) -> tuple[str, int | None]:
+        limits.append(limit)
+        return real(command, environment, None)
+
+    monkeypatch.setattr(streaming, "run_limited", unlimited)
+    monkeypatch.setattr(sys, "argv", ["streaming_report", "--rounds", "1", "--experts", "4", "--out", str(out)])
+    streaming_report.main()
+    text = out.read_text()
+    assert text.count(" | ".join(streaming.HEADS)) == 2
+    assert text.count("| streamed, ") == text.count("| borrowed | ") == 2
+    assert "Streamed over borrowed, round by round: decode " in text
+    assert re.search(r"10 decoded tokens after as many others took -?\d+ KiB more, and 2 engines", text)
+    assert limits.count(int(1e5 * path.stat().st_size)) == 4  # two plans and two arms
