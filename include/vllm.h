@@ -1,7 +1,8 @@
 /*
  * vllm.h - the C interface of libvllm, and its manual.
  *
- * libvllm runs GGUF language models inside your process. Load a model once, then ask it for text from as many threads as you like:
+ * libvllm runs GGUF language models inside your process. Load a model once, then ask it for text (or for embeddings, which is what some
+ * models are for) from as many threads as you like:
  *
  *     #include <stdio.h>
  *     #include <vllm.h>
@@ -336,7 +337,8 @@ VLLM_API vllm_sampling_params vllm_sampling_params_default(void);
  * Completes a prompt and waits for the whole answer.
  *   prompt   tokenized as the model asks, special tokens recognised
  *   out      receives the answer, to be freed with vllm_completion_free
- * No pointer may be NULL. VLLM_ERR_INVALID_ARGUMENT: a NULL, a sampling value out of range, a prompt longer than the context.
+ * No pointer may be NULL. VLLM_ERR_INVALID_ARGUMENT: a NULL, a sampling value out of range, a prompt longer than the context, an engine
+ * that embeds.
  * VLLM_ERR_RUNTIME: generation failed.
  */
 VLLM_API vllm_status vllm_complete(vllm_engine* engine, const char* prompt, const vllm_sampling_params* params, vllm_completion* out);
@@ -412,7 +414,24 @@ VLLM_API vllm_status vllm_chat(vllm_engine* engine, const char* request_json, ch
  */
 VLLM_API vllm_status vllm_chat_stream(vllm_engine* engine, const char* request_json, vllm_token_callback callback, void* user_data);
 
-/* -------------------------------------------------------------------------------------------- transcription, embedding: not in this one */
+/* ---------------------------------------------------------------------------------------------------------------------------- embedding */
+
+/*
+ * Embeds texts: one row of `dim` floats for each, of length 1, in the order of the texts. For models whose files say how hidden states are
+ * pooled ({architecture}.pooling_type: bert, nomic-bert and nomic-bert-moe, and qwen3, qwen2 or llama files that have the key). An engine
+ * does one of the two: such a model generates no text, and a model that generates text embeds none.
+ *   texts, n_texts  at least one text; none is NULL. Each is tokenized as the model asks, special tokens recognised, and computed together
+ *                   with the others and with what other threads ask for
+ *   out             receives the rows, and prompt_tokens for all texts together; to be freed with vllm_embedding_result_free
+ * VLLM_ERR_INVALID_ARGUMENT: a NULL, a text that is no UTF-8 or has more tokens than max_model_len, an engine that generates text. One text
+ * that is refused refuses them all. VLLM_ERR_RUNTIME: computing failed.
+ */
+VLLM_API vllm_status vllm_embed(vllm_engine* engine, const char* const* texts, int32_t n_texts, vllm_embedding_result* out);
+
+/* Frees the values and zeroes the struct. NULL does nothing. Plain C; any thread. */
+VLLM_API void vllm_embedding_result_free(vllm_embedding_result* result);
+
+/* --------------------------------------------------------------------------------------------------- transcription: not in this version */
 
 /* All zero. Plain C; any thread. */
 VLLM_API vllm_transcription_params vllm_transcription_params_default(void);
@@ -422,12 +441,6 @@ VLLM_API vllm_status vllm_transcribe(vllm_engine* engine, const vllm_transcripti
 
 /* Frees the members and zeroes the struct. NULL does nothing. Plain C; any thread. */
 VLLM_API void vllm_transcription_free(vllm_transcription* transcription);
-
-/* This version embeds with no model: VLLM_ERR_INVALID_ARGUMENT, naming the calls that the engine does answer. */
-VLLM_API vllm_status vllm_embed(vllm_engine* engine, const char* const* texts, int32_t n_texts, vllm_embedding_result* out);
-
-/* Frees the values and zeroes the struct. NULL does nothing. Plain C; any thread. */
-VLLM_API void vllm_embedding_result_free(vllm_embedding_result* result);
 
 /* ----------------------------------------------------------------------------------------------------------- video: not in this version */
 

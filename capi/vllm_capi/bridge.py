@@ -132,9 +132,6 @@ class Bridge:
         del engine
         self.porters.run(gc.collect)  # an engine's parts refer to each other, and a freed model's memory is wanted back now
 
-    def engine_check(self, handle: int) -> None:
-        self.engine(handle)
-
     # blocking answers
 
     def submit(self, handle: int, prompt: str | list[int], c_params: Any) -> Request:
@@ -167,6 +164,29 @@ class Bridge:
         engine, text = self.engine(handle), self.read.text("request_json", document)
         request, respond = self.porters.run(_begin_chat, engine, text, unwanted=lambda begun: begun[0].cancel())
         out[0] = self.copy(self.porters.run(respond, self.wait(request)))
+
+    def embed(self, handle: int, texts: Any, n_texts: int, out: Any) -> None:
+        engine, given = self.engine(handle), self.read.texts("texts", texts, n_texts)
+        requests = self.porters.run(_begin_embeddings, engine, given, unwanted=_cancel)
+        try:
+            embeddings = [request.wait() for request in requests]
+        except BaseException:  # one of them failed, or the caller was interrupted: nobody will ask for the others
+            _cancel(requests)
+            raise
+        rows = b"".join([embedding.values.tobytes() for embedding in embeddings])
+        values = self.lib.vllmpy_copy(rows, len(rows))
+        if not values:
+            raise MemoryError
+        out.values = self.ffi.cast("float *", values)
+        out.n_embeddings = len(embeddings)
+        out.dim = len(embeddings[0].values)
+        out.prompt_tokens = sum(embedding.prompt_tokens for embedding in embeddings)
+
+    def transcribe(self, handle: int) -> None:
+        kind, calls = ("an embedding", "vllm_embed") if self.engine(handle).embeds else ("a text-generation", "vllm_complete or vllm_chat")
+        raise InvalidArgumentError(
+            f"this is {kind} engine, which does not transcribe: call {calls}; there are no transcription models in this version"
+        )
 
     # streams
 
@@ -248,6 +268,22 @@ class Bridge:
         self.handles.pop(handle, "request")
 
 
+def _begin_embeddings(engine: Engine, texts: tuple[str, ...]) -> list[Request]:
+    requests: list[Request] = []
+    try:
+        for index, text in enumerate(texts):
+            requests.append(engine.submit_embedding(text, f"texts[{index}]"))
+    except BaseException:
+        _cancel(requests)
+        raise
+    return requests
+
+
+def _cancel(requests: list[Request]) -> None:
+    for request in requests:
+        request.cancel()
+
+
 def _begin_chat(engine: Engine, document: str) -> tuple[Request, Callable[[Completion], str]]:
     import json
 
@@ -288,10 +324,11 @@ def bind(ffi: Any, lib: Any, build: Callable[[EngineParams], Engine] = build_eng
 CALLS = (
     "engine_load",
     "engine_free",
-    "engine_check",
     "complete",
     "complete_tokens",
     "chat",
+    "embed",
+    "transcribe",
     "stream_open",
     "chat_stream_open",
     "stream_next",

@@ -354,13 +354,14 @@ class LLM:
         """
         import numpy as np
 
-        engine, given = self._open(), _prompts(texts)[0]
+        engine = self._open()
+        given, many = _prompts(texts)
         if not given:
             raise InvalidArgumentError("embed takes at least one text")
         requests: list[Request] = []
         try:
-            for text in given:
-                requests.append(engine.submit_embedding(text))
+            for index, text in enumerate(given):
+                requests.append(engine.submit_embedding(text, f"texts[{index}]" if many else "text"))
             return np.stack([request.wait().values for request in requests])
         except BaseException:  # one text was refused, or the user interrupts: nobody will ask for the others
             for request in requests:

@@ -163,22 +163,27 @@ class Engine:
         request.job = _Job(request, token_ids, params, self.tokenizer, self._runner.vocab_size)
         return request
 
+    @property
+    def embeds(self) -> bool:
+        """A model does one of the two: embed, or generate."""
+        return bool(self._runner.embeds)
+
     def refuse_unless_it_generates(self) -> None:
-        """A model does one of the two: generate, or embed."""
-        if self._runner.embeds:
+        if self.embeds:
             raise InvalidArgumentError(
                 "this model embeds texts and generates none (its file says how their hidden states are pooled): call embed, vllm_embed in C"
             )
 
-    def submit_embedding(self, text: str | Ids[int]) -> Request:
-        """Hand in a text, or its token ids, to be embedded, and return at once; waiting for the request answers with an `Embedding`."""
-        if not self._runner.embeds:
+    def submit_embedding(self, text: str | Ids[int], name: str = "text") -> Request:
+        """Hand in a text, or its token ids, to be embedded, and return at once; waiting for the request answers with an `Embedding`. A
+        refusal calls the text by that name."""
+        if not self.embeds:
             raise InvalidArgumentError(
                 "this model generates text and does not embed (its file does not say how hidden states are pooled): call generate or chat, "
                 "vllm_complete or vllm_chat in C"
             )
-        token_ids = self._token_ids(text, "text")
-        self._check_length(len(token_ids), "text", room=0)
+        token_ids = self._token_ids(text, name)
+        self._check_length(len(token_ids), name, room=0)
         request = Request(next(self._numbers), self, None)
         request.job = _EmbeddingJob(request, token_ids)
         return self.start(request)

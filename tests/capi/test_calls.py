@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import embeddings
 from clibrary import PROGRAMS, Installation
 
 Build = Callable[[str], Path]
@@ -17,6 +19,18 @@ Build = Callable[[str], Path]
 def test_subject(installed: Installation, program: Build, model: Path, name: str) -> None:
     done = installed.run(program(name), model, cwd="/")
     assert done.returncode == 0, done.stderr
+
+
+def test_embedding(installed: Installation, program: Build, tmp_path: Path) -> None:
+    """The rows are the recorded ones, in the order of the texts."""
+    name = "bert-s1-z0-F32"
+    recording, path = embeddings.Recording(name), embeddings.model(name).write(tmp_path / f"{name}.gguf")
+    done = installed.run(program("embedding"), path, *embeddings.texts())
+    assert done.returncode == 0, done.stderr
+    *rows, tokens = done.stdout.splitlines()
+    values = np.array([[float(number) for number in row.split()] for row in rows])
+    assert np.abs(values - recording.values).max() < 1e-3 * np.abs(recording.values).max()
+    assert int(tokens) == sum(map(len, recording.ids))
 
 
 def test_chat(installed: Installation, program: Build, model: Path) -> None:

@@ -8,13 +8,14 @@
 /* Engines. */
 vllm_status vllmpy_engine_load(const vllm_model_params* params, uint64_t* engine);
 vllm_status vllmpy_engine_free(uint64_t engine);
-vllm_status vllmpy_engine_check(uint64_t engine);
 
 /* Blocking answers. The strings and arrays they leave in `out` come from malloc. */
 vllm_status vllmpy_complete(uint64_t engine, const char* prompt, const vllm_sampling_params* params, vllm_completion* out);
 vllm_status vllmpy_complete_tokens(uint64_t engine, const int32_t* prompt, int32_t n_prompt, const vllm_sampling_params* params,
                                    int32_t* out_tokens, int32_t max_out, int32_t* n_out, vllm_completion* out);
 vllm_status vllmpy_chat(uint64_t engine, const char* request_json, char** out_json);
+vllm_status vllmpy_embed(uint64_t engine, const char* const* texts, int32_t n_texts, vllm_embedding_result* out);
+vllm_status vllmpy_transcribe(uint64_t engine); /* refuses: there are no such models yet */
 
 /*
  * Streams: an answer as a queue of deltas, pulled by C, so that no Python frame is on the stack while the caller's callback runs.

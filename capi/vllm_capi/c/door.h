@@ -13,7 +13,7 @@
 
 /* The bridge's functions, by the declarations in calls.h. */
 #define DOOR_CALLS(X)                                                                                                                     \
-  X(engine_load) X(engine_free) X(engine_check) X(complete) X(complete_tokens) X(chat)                                                    \
+  X(engine_load) X(engine_free) X(complete) X(complete_tokens) X(chat) X(embed) X(transcribe)                                             \
   X(stream_open) X(chat_stream_open) X(stream_next) X(stream_close)                                                                       \
   X(request_open) X(request_delivered) X(request_cancel) X(request_wait) X(request_done) X(request_error) X(request_free)
 

@@ -243,15 +243,7 @@ void vllm_request_free(vllm_request* request) {
   }
 }
 
-/* ---- tasks that no model of this version serves ---- */
-
-static vllm_status other_task(const char* function, const door_table* door, vllm_engine* engine, const char* task, const char* models) {
-  vllm_status status = door->engine_check(id_of(engine));
-  if (status != VLLM_OK) return door_finish(function, status);
-  return door_fail(function, VLLM_ERR_INVALID_ARGUMENT,
-                   "this is a text-generation engine, which does not %s: call vllm_complete or vllm_chat; no %s models in this version",
-                   task, models);
-}
+/* ---- other tasks ---- */
 
 vllm_status vllm_embed(vllm_engine* engine, const char* const* texts, int32_t n_texts, vllm_embedding_result* out) {
   if (out) memset(out, 0, sizeof *out);
@@ -262,7 +254,7 @@ vllm_status vllm_embed(vllm_engine* engine, const char* const* texts, int32_t n_
   for (int32_t i = 0; i < n_texts; i++)
     if (!texts[i]) return door_fail(__func__, VLLM_ERR_INVALID_ARGUMENT, "texts[%d] is NULL", i);
   OPEN(door);
-  return other_task(__func__, door, engine, "embed", "pooling");
+  return door_finish(__func__, door->embed(id_of(engine), texts, n_texts, out));
 }
 
 vllm_status vllm_transcribe(vllm_engine* engine, const vllm_transcription_params* params, vllm_transcription* out) {
@@ -271,5 +263,5 @@ vllm_status vllm_transcribe(vllm_engine* engine, const vllm_transcription_params
   REQUIRE(params);
   REQUIRE(out);
   OPEN(door);
-  return other_task(__func__, door, engine, "transcribe", "transcription");
+  return door_finish(__func__, door->transcribe(id_of(engine)));
 }
