@@ -37,6 +37,18 @@ def test_logits_are_the_same_bits_however_the_work_is_cut(name: str, tiny_model)
         assert np.array_equal(in_company(loaded, prompt, generated), alone)
 
 
+@pytest.mark.parametrize("name", oracle.one_case_a_family())
+def test_copied_weights_give_the_same_bits(name: str, tiny_model) -> None:
+    prompt, generated = tokens_of(name)
+    with runner(tiny_model(name)) as loaded:
+        borrowed = logits_along(loaded, prompt, generated)
+        n_bytes = loaded._weights.borrowed_bytes + loaded._weights.copied_bytes
+        assert loaded._weights.borrowed_bytes > 0
+    with runner(tiny_model(name), threads=2, residency=offload.Residency(mmap=False)) as loaded:
+        assert np.array_equal(logits_along(loaded, prompt, generated), borrowed)
+        assert (loaded._weights.borrowed_bytes, loaded._weights.copied_bytes) == (0, n_bytes)
+
+
 def in_company(loaded: models.Runner, prompt: list[int], generated: list[int]) -> np.ndarray:
     """The same rows as `logits_along`, while others of other lengths come, go on and leave in the same steps."""
     n, half = len(prompt), NUM_BLOCKS // 2
