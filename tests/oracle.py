@@ -70,8 +70,9 @@ def sizes_of(family: str) -> list[int]:
     return sorted({case.size for case in cases().values() if case.family == family})
 
 
-def one_case_a_family() -> list[str]:
-    return [case_of(family) for family in families()]
+def one_case_a_size() -> list[str]:
+    """Of each family and size one case, a quantized one where there is one."""
+    return [case_of(family, size) for family in families() for size in sizes_of(family)]
 
 
 def load(name: str) -> dict[str, Any]:
