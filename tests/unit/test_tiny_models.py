@@ -38,6 +38,8 @@ def test_recording_is_whole(name: str) -> None:
     assert oracle.compare(z, z["logits"]) == 0
     if "prompt_logits" in z:
         assert (z["prompt_logits"][-1] == z["logits"][0]).all()
+    elif "exact" not in z:
+        assert len(z["prompt"]) > 200
     else:
         assert oracle.compare(z, z["exact"]) == pytest.approx(z["meta"]["exact_diff"], abs=1e-6)
     if "experts" in z:
