@@ -30,6 +30,12 @@ LIMIT = 0.4
 FITS = ["--fits", "--prompt", "512", "--generate", "64", "--warm", "200"]
 STEPS, CYCLES = 500, 50
 
+PLAN = """
+import json, sys, vllm_cpp
+from vllm_cpp.cli.plan import facts
+print(json.dumps(facts(vllm_cpp.plan(sys.argv[1], measure=True, threads=2, max_num_seqs=1, num_blocks=4))))
+"""
+
 # In a process of its own: the first rounds bring in pages that stay.
 STEADY = """
 import gc, sys, vllm_cpp
@@ -67,9 +73,8 @@ def model_file(folder: Path, experts: int, top_k: int = TOP_K) -> Path:
 
 
 def plan_of(model: Path, limit: int | None) -> dict[str, Any]:
-    """What `vllm-cli --plan` says under a limit, for an engine that holds as many tokens as the arms use."""
-    command = [sys.executable, "-m", "vllm_cpp.cli", "--model", str(model), "--plan", "--json", "--max-model-len", "128"]
-    return json.loads(streaming.run_limited(command, {}, limit)[0])
+    """The forecast under a limit, as `vllm-cli --plan` prints it, for an engine with as small a KV cache as the arms have."""
+    return json.loads(streaming.run_limited([sys.executable, "-c", PLAN, str(model)], {}, limit)[0])
 
 
 def limited(model: Path, peer: Path | None, rounds: int) -> Iterator[str]:

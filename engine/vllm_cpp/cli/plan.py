@@ -1,7 +1,7 @@
 """--plan: what a load would do with the weights of a file, for a person or as JSON.
 
 Owns: the words and the columns. Must not decide anything: it prints a `residency.plan.Plan`. A new subject is one more function in
-`_SECTIONS`, and its facts go into `_facts`.
+`_SECTIONS`, and its facts go into `facts`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def show(options: Options, document: Any, parameters: dict[str, Any]) -> int:
 
     plan = api.plan(str(options.model), offload_config=document, measure=True, **parameters)
     if options.json:
-        output.write(json.dumps(_facts(plan), ensure_ascii=False) + "\n")
+        output.write(json.dumps(facts(plan), ensure_ascii=False) + "\n")
     else:
         rows = [row for section in _SECTIONS for row in section(plan)]
         output.write("".join(f"{label:<13} {text}\n" for label, text in rows) + "\n" + "\n".join(_table(plan)) + "\n")
@@ -159,7 +159,8 @@ def _table(plan: Plan) -> Iterator[str]:
         yield f"{layer:>6}  {place.what:<8} {place.n_bytes:>16}  {place.lives:<14} {place.computed_on}"
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def facts(plan: Plan) -> dict[str, Any]:
+    """The object of --json."""
     slices, slice_bytes = plan.working_set
     return {
         "file": plan.path,
