@@ -136,10 +136,12 @@ class Oracle:
 
 
 def decoded_copy(source: Path, out: Path) -> None:
-    """`source` with every weight decoded to F32."""
+    """`source` with every weight decoded to F32; tables of integers stay what they are."""
     with open_model(source) as model:
         plans = [
-            Plan(name, info.shape, F32_ID, 4 * int(np.prod(info.shape)), lambda name=name: _decoded(model, name))
+            Plan(name, info.shape, info.encoding.ggml_id, info.n_bytes, lambda name=name: iter([model.bytes_of(name)]))
+            if info.encoding.name.startswith("I") and not info.encoding.name.startswith("IQ")
+            else Plan(name, info.shape, F32_ID, 4 * int(np.prod(info.shape)), lambda name=name: _decoded(model, name))
             for name, info in model.tensors.items()
         ]
         write(out, key_values(model), plans)
