@@ -21,6 +21,7 @@ from tiny_models.embedding_families import build
 from vllm_cpp import models
 from vllm_cpp.config import offload
 from vllm_cpp.config.engine import EngineParams
+from vllm_cpp.config.offload.resolve import REFERENCE
 from vllm_cpp.errors import InvalidArgumentError, ModelLoadError
 from vllm_cpp.gguf_file import open_model
 from vllm_cpp.scheduler.batch import Chunk
@@ -43,11 +44,10 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @contextmanager
-def runner(path: Path, **params: object) -> Iterator[models.Runner]:
+def runner(path: Path, residency: offload.Residency | None = None, **given: object) -> Iterator[models.Runner]:
+    params = EngineParams(model_path=str(path), **{"threads": 1, "kv_cache_dtype": "f32", **given})
     with open_model(path) as model:
-        loaded = models.load(
-            model, EngineParams(model_path=str(path), **{"threads": 1, "kv_cache_dtype": "f32", **params}), offload.resolve()
-        )
+        loaded = models.load(model, params, residency or offload.resolve())
         try:
             yield loaded
         finally:
@@ -82,6 +82,15 @@ def test_vectors_agree_with_the_recording(name: str, embedder: Callable[[str], P
 def blocks(ids: list[int], number: int = 0) -> list[int]:
     """KV blocks for the text of that number; there are none behind them where nothing is kept."""
     return list(range(16 * number, 16 * number - (-len(ids) // 32)))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("mix")])
+def test_the_reference_lane_is_the_exact_answer(name: str, embedder: Callable[[str], Path]) -> None:
+    """Weights expanded to float32, activations as they are: what the oracle gives for decoded weights."""
+    recording = embeddings.Recording(name)
+    with runner(embedder(name), residency=offload.Residency(expand=REFERENCE)) as loaded:
+        rows = vectors(loaded, [ids for ids in recording.ids if ids])
+    assert np.abs(rows - recording.exact).max() < 1e-4 * np.abs(recording.exact).max()
 
 
 def vectors(loaded: models.Runner, texts: list[list[int]], cuts: tuple[int, ...] = ()) -> np.ndarray:
@@ -178,6 +187,11 @@ def test_streamed_experts_give_the_resident_ones_bits(embedder: Callable[[str], 
             {"pooling_type": 0, "attention.causal": False},
             "'llama.attention.causal'.* is false, but a model without pooling",
         ),
+        ("bert", {"attention.head_count_kv": 0}, "attention.head_count_kv is 0 in layer 0; attention over whole texts needs one or more"),
+        ("bert", {"attention.value_length": 32}, "attention.value_length is 32, but attention over whole texts needs key_length, 64"),
+        ("bert", {"context_length": 300}, r"'position_embd.weight'.*\(256, 256\).*\(300, 256\)"),
+        ("nomic-bert-moe", {"moe_every_n_layers": 3}, "'blk.3.ffn_up.weight' is missing"),
+        ("nomic-bert-moe", {"expert_count": 7}, "ffn_gate_inp.weight.*8.*7"),
     ],
 )
 def test_keys_that_contradict_are_refused(family: str, keys: dict, message: str, tmp_path: Path) -> None:

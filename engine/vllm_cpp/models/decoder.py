@@ -218,6 +218,8 @@ def text_attention(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: 
     d = hp.key_length
     if hp.value_length != d:
         raise ModelLoadError(f"attention.value_length is {hp.value_length}, but attention over whole texts needs key_length, {d}")
+    if hp.num_kv_heads[il] == 0:
+        raise ModelLoadError(f"attention.head_count_kv is 0 in layer {il}; attention over whole texts needs one or more")
     q, k, v = project(b, il, h, q=hp.num_heads[il] * d, k=hp.num_kv_heads[il] * d, v=hp.num_kv_heads[il] * d)
     for rows, weight in zip((q, k), _qk_norms(b, hp, traits, il, q, k, d), strict=True):
         if weight:
