@@ -78,6 +78,9 @@ def test_the_examples(installed: Installation, model: Path, tmp_path: Path) -> N
     built = installed.run("make", "-C", examples, f"OUT={tmp_path}", "CFLAGS=-O2 -Wall -Wextra -Werror")
     assert built.returncode == 0, built.stderr
     library = installed.lib / "libvllm.so"
+    embedder = embeddings.model("bert-s1-z0-F32").write(tmp_path / "embedder.gguf")
+    refused = installed.run(tmp_path / "embed", model)
+    assert (refused.returncode, "does not embed" in refused.stderr) == (1, True)
     for name, more, said in [
         ("complete", [], "ended by: "),
         ("stream", [], "Once upon a time"),
@@ -85,9 +88,10 @@ def test_the_examples(installed: Installation, model: Path, tmp_path: Path) -> N
         ("requests", [], "4 requests are running"),
         ("offload", [], "unknown key"),
         ("dlopen", [library], "interface 21 says:"),
+        ("embed", [], "-- 3 rows of 256 floats, from "),
     ]:
         assert len((examples / f"{name}.c").read_text().splitlines()) < 80
-        done = installed.run(tmp_path / name, model, *more, cwd="/")
+        done = installed.run(tmp_path / name, embedder if name == "embed" else model, *more, cwd="/")
         assert done.returncode == 0, (name, done.stdout, done.stderr)
         assert said in done.stdout, (name, done.stdout)
         refused = installed.run(tmp_path / name, "/nonexistent.gguf", *more)
