@@ -22,6 +22,14 @@ def test_blocks_are_taken_lowest_first_and_found_by_key_after_release():
     assert pool.find([b"b", b"x", b"a"]) == [1]
 
 
+def test_blocks_that_nobody_takes_cost_nothing():
+    pool = BlockPool(1 << 40)
+    assert pool.take(2) == [0, 1]
+    pool.release([0])
+    assert pool.take(2) == [0, 2]
+    assert (pool.num_free, pool.num_used) == ((1 << 40) - 3, 3)
+
+
 def test_blank_blocks_go_before_cached_ones_and_the_tail_before_the_head():
     pool = BlockPool(4)
     blocks = pool.take(3)

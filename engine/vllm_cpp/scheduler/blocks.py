@@ -4,7 +4,8 @@ Owns: which blocks are in use and by how many sequences, which hold a prefix wor
 Must not know tokens or sequences.
 
 A block is in one of three places: in use (its count is above zero), cached (unused, but its contents have a key and may be found again), or
-blank. A new block is taken from the blank ones first, then from the cached one that has been unused for longest.
+blank. A new block is taken from the blank ones first, then from the cached one that has been unused for longest. Nothing is kept of a block
+that was never taken: their number may come from a file, and be larger than memory.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from collections.abc import Iterable
 class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._uses = [0] * num_blocks
-        self._keys: list[bytes | None] = [None] * num_blocks
+        self._uses: list[int] = []  # of every block that was ever taken; the others follow, lowest id first
+        self._keys: list[bytes | None] = []  # of the same
         self._by_key: dict[bytes, int] = {}
-        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest id is taken first
+        self._blank: list[int] = []  # those of them that are blank again, a stack
         self._cached: OrderedDict[int, None] = OrderedDict()  # unused for longest first
 
     @property
     def num_free(self) -> int:
         """Blocks that `take` can hand out, cached ones included."""
-        return len(self._blank) + len(self._cached)
+        return self.num_blocks - len(self._uses) + len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -36,11 +37,11 @@ class BlockPool:
         return len(self._cached)
 
     def is_unused(self, block_id: int) -> bool:
-        return self._uses[block_id] == 0
+        return block_id >= len(self._uses) or self._uses[block_id] == 0
 
     def take(self, count: int) -> list[int]:
         """`count` blocks with a use of one each; their contents are garbage. The caller has asked `num_free` first."""
-        taken = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        taken = [self._next() for _ in range(count)]
         for block_id in taken:
             self._uses[block_id] = 1
         return taken
@@ -76,6 +77,15 @@ class BlockPool:
                 break
             found.append(block_id)
         return found
+
+    def _next(self) -> int:
+        if self._blank:
+            return self._blank.pop()
+        if len(self._uses) == self.num_blocks:
+            return self._evict()
+        self._uses.append(0)
+        self._keys.append(None)
+        return len(self._uses) - 1
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
