@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tiny_models.container import value
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.tokenizer import Tokenizer
+from vllm_cpp.tokenizer.unigram import UnigramEncoder
 from vocabularies import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabularies, file, recorded, texts
 
 WORD_PIECES = {
@@ -176,12 +179,34 @@ def test_characters_are_replaced_by_the_table(tmp_path: Path) -> None:
         (b"\x01\x00", "its first part has 0 bytes, of 2"),
         (struct.pack("<I", 400) + bytes(100), "its first part has 400 bytes, of 104"),
         (struct.pack("<II", 4, 0x3FFFFF << 10) + b"x\0", "leads outside of itself"),
+        (struct.pack("<I256I", 1024, *[0] * 0x61, 0x161 | 0x300 << 10, *[0] * 0x9E) + b"x\0", "leads outside of itself"),
+        (struct.pack("<I256I", 1024, *[0] * 0x61, 0x061 | 0x300 << 10, *[0] * 0x9E) + b"x\0", "leads outside of itself"),
         (table(("a", "b")).removesuffix(b"b\0") + b"b", "names the replacement at 0, which is outside of it"),
     ],
 )
 def test_a_damaged_table_is_refused(tmp_path: Path, charsmap: bytes, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
-        unigram(tmp_path, precompiled_charsmap=value(list(charsmap), "u8")).encode("a")
+        unigram(tmp_path, precompiled_charsmap=value(list(charsmap), "u8"))
+
+
+def test_a_table_of_anything_is_refused_or_serves(vocabularies: Vocabularies) -> None:
+    """Whatever is damaged in it, a table that passed the check leads no text outside of it."""
+    vocabulary, rng, served = copy.copy(vocabularies.tokenizer("nomic-bert-moe").vocabulary), np.random.default_rng(1), 0
+    whole = vocabularies.tokenizer("nomic-bert-moe").vocabulary.charsmap
+    used = np.flatnonzero(np.frombuffer(whole, np.uint8, 4 * 4096, 4))
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for at in rng.choice(used, 2):
+            damaged[4 + at] ^= 1 << rng.integers(0, 8)
+        vocabulary.charsmap = bytes(damaged)
+        try:
+            encoder = UnigramEncoder(vocabulary)
+        except ModelLoadError:
+            continue
+        served += 1
+        for text in texts("texts"):
+            encoder.encode(text)
+    assert 0 < served < 40
 
 
 def test_a_unigram_file_without_an_unknown_token_is_refused(tmp_path: Path) -> None:

@@ -33,36 +33,61 @@ class CharacterMap:
                 "multiple of 4 below that"
             )
         self._source = source
-        self._units: list[int] = np.frombuffer(table, "<u4", size // 4, 4).tolist()
+        units = np.frombuffer(table, "<u4", size // 4, 4)
         self._texts = table[4 + size :]
+        self._check(units)
+        self._units: list[int] = units.tolist()
+
+    def _check(self, units: np.ndarray) -> None:
+        """Walk all paths once, so that no text can lead outside the table."""
+        last_text = self._texts.rfind(b"\0")
+        letters = np.arange(1, 256, dtype=np.uint32)
+        seen = np.zeros(len(units), bool)
+        nodes = _offsets(units[:1])
+        while nodes.size:
+            if (nodes | 0xFF).max() >= len(units):
+                raise self._broken("leads outside of itself")
+            seen[nodes] = True
+            children = nodes[:, None] ^ letters
+            found = units[children]
+            goes_on = found & 0x800000FF == letters
+            found = found[goes_on]
+            nodes = children[goes_on] ^ _offsets(found)
+            ends = nodes[found & 0x100 != 0]
+            if ends.size and ends.max() >= len(units):
+                raise self._broken("leads outside of itself")
+            places = units[ends] & 0x7FFFFFFF
+            if places.size and places.max() > last_text:
+                raise self._broken(f"names the replacement at {places.max()}, which is outside of it")
+            nodes = np.unique(nodes)
+            nodes = nodes[(nodes >= len(units)) | ~seen[np.minimum(nodes, len(units) - 1)]]
 
     def longest(self, data: bytes, at: int) -> tuple[int, int]:
         """Bytes of the longest entry that `data` goes on with at `at` (0: none), and the place of its replacement."""
         units, found, place = self._units, 0, 0
-        try:
-            unit = units[0]
-            node = (unit >> 10) << ((unit & 0x200) >> 6)
-            for index in range(at, len(data)):
-                byte = data[index]
-                node ^= byte
-                unit = units[node]
-                if byte == 0 or unit & 0x800000FF != byte:
-                    break
-                node ^= (unit >> 10) << ((unit & 0x200) >> 6)
-                if unit & 0x100:
-                    found, place = index + 1 - at, units[node] & 0x7FFFFFFF
-        except IndexError:
-            raise self._broken("leads outside of itself") from None
+        unit = units[0]
+        node = (unit >> 10) << ((unit & 0x200) >> 6)
+        for index in range(at, len(data)):
+            byte = data[index]
+            node ^= byte
+            unit = units[node]
+            if byte == 0 or unit & 0x800000FF != byte:
+                break
+            node ^= (unit >> 10) << ((unit & 0x200) >> 6)
+            if unit & 0x100:
+                found, place = index + 1 - at, units[node] & 0x7FFFFFFF
         return found, place
 
     def replacement(self, place: int) -> bytes:
-        end = self._texts.find(b"\0", place)
-        if place >= len(self._texts) or end < 0:
-            raise self._broken(f"names the replacement at {place}, which is outside of it")
-        return self._texts[place:end]
+        return self._texts[place : self._texts.index(b"\0", place)]
 
     def _broken(self, how: str) -> ModelLoadError:
         return ModelLoadError(f"{self._source}: tokenizer.ggml.precompiled_charsmap {how}; the file is damaged")
+
+
+def _offsets(units: np.ndarray) -> np.ndarray:
+    """Where the children of these entries lie, before their letters are mixed in."""
+    return (units >> 10) << ((units & 0x200) >> 6)
 
 
 class UnigramEncoder:
