@@ -114,8 +114,29 @@ def abilities() -> str:
         states = "a state that max_model_len sizes" if one.state_grows else "a state"
         keeps = ", ".join(["keys", "values"] * keys + [states] * state) or "nothing"
         embeds = "always" if one.encodes else "where declared" if one.pools else "no"
-        rows.append([_code(name), keeps, can(keys and not state), can(one.streams_experts), can(one.places_experts), embeds])
-    return table(["architecture", "keeps of a sequence", "prefix caching", "streams experts", "honours a placement", "embeds"], rows)
+        rows.append(
+            [
+                _code(name),
+                keeps,
+                can(keys and not state),
+                can(one.streams_experts),
+                can(one.places_experts),
+                can(one.consults_weight_offloader),
+                embeds,
+            ]
+        )
+    return table(
+        [
+            "architecture",
+            "keeps of a sequence",
+            "prefix caching",
+            "streams experts",
+            "honours a placement",
+            "consults the weight offloader",
+            "embeds",
+        ],
+        rows,
+    )
 
 
 def _kept() -> dict[str, tuple[bool, bool]]:
