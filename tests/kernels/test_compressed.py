@@ -12,7 +12,7 @@ from vllm_cpp.kernels.buffers import aligned_zeros
 from vllm_cpp.kernels.cpu import compressed
 from vllm_cpp.kernels.records import pack
 
-HEADS, WIDTH, INDEX_HEADS, INDEX_WIDTH, WINDOW, TOP, EPSILON, HALF = 3, 48, 20, 32, 12, 5, 1e-4, 8
+HEADS, WIDTH, INDEX_HEADS, INDEX_WIDTH, WINDOW, TOP, EPSILON, HALF = 3, 48, 21, 32, 12, 5, 1e-4, 8
 LENGTH = 150
 
 

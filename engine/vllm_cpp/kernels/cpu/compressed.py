@@ -20,6 +20,7 @@ from vllm_cpp.kernels.cpu.norm import norm_row
 from vllm_cpp.kernels.simd import f32, f32x16, i64, load, store
 
 LANES = 16
+HEADS = 4  # heads that share a pass over what a token looks at
 _LOWEST = -1e30  # below any score
 
 STEP_FIELDS = (
@@ -88,8 +89,8 @@ def compress_scratch_bytes(ratio: int, width: int) -> int:
 
 
 def attend_scratch_bytes(max_rows: int) -> int:
-    """Bytes a thread needs: addresses and scores of what a token looks at."""
-    return (8 + 4) * (max_rows + LANES) + 64
+    """Bytes a thread needs: addresses of what a token looks at, and its scores for HEADS heads."""
+    return (8 + 4 * HEADS) * (max_rows + LANES) + 64
 
 
 @jit.inner
@@ -179,16 +180,14 @@ def compress(args, tid, nth):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
-def _dot(a, b, n):  # type: ignore[no-untyped-def]
-    """a . b of n values, a multiple of 16."""
-    most = n & -(2 * LANES)
-    s, t = simd.zero(f32x16), simd.zero(f32x16)
-    for i in range(0, most, 2 * LANES):
-        s = simd.fma(simd.load(f32x16, a + 4 * i), simd.load(f32x16, b + 4 * i), s)
-        t = simd.fma(simd.load(f32x16, a + 4 * i + 64), simd.load(f32x16, b + 4 * i + 64), t)
-    if most < n:
-        s = simd.fma(simd.load(f32x16, a + 4 * most), simd.load(f32x16, b + 4 * most), s)
-    return simd.hsum(s + t)
+def _dots(a, b, c, d, x, n):  # type: ignore[no-untyped-def]
+    """a . x, b . x, c . x, d . x, of n values, a multiple of 16."""
+    p, q, r, s = simd.zero(f32x16), simd.zero(f32x16), simd.zero(f32x16), simd.zero(f32x16)
+    for i in range(0, n, LANES):
+        here = simd.load(f32x16, x + 4 * i)
+        p, q = simd.fma(simd.load(f32x16, a + 4 * i), here, p), simd.fma(simd.load(f32x16, b + 4 * i), here, q)
+        r, s = simd.fma(simd.load(f32x16, c + 4 * i), here, r), simd.fma(simd.load(f32x16, d + 4 * i), here, s)
+    return simd.hsum(p), simd.hsum(q), simd.hsum(r), simd.hsum(s)
 
 
 @jit.op
@@ -203,10 +202,14 @@ def score_blocks(args, tid, nth):  # type: ignore[no-untyped-def]
         q, weights = field(args, _S_Q) + t * field(args, _S_Q_STRIDE), field(args, _S_WEIGHTS) + t * field(args, _S_WEIGHTS_STRIDE)
         keys, scores = field(args, _S_KEYS) + _state_of(args, t), field(args, _S_SCORES) + t * field(args, _S_SCORES_STRIDE)
         for j in range(share(blocks, LANES, tid, nth), share(blocks, LANES, tid + 1, nth)):
-            total = f32(0)
-            for h in range(heads):
-                product = simd.maximum(_dot(q + 4 * width * h, keys + 4 * width * j, width), f32(0))
-                total = simd.fma(product, load(f32, weights + 4 * h), total)
+            total, key, zero = f32(0), keys + 4 * width * j, f32(0)
+            for h in range(0, heads, HEADS):  # the last ones are computed twice where heads do not fill a group, and weigh nothing then
+                h1, h2, h3 = min(h + 1, heads - 1), min(h + 2, heads - 1), min(h + 3, heads - 1)
+                a, b, c, d = _dots(q + 4 * width * h, q + 4 * width * h1, q + 4 * width * h2, q + 4 * width * h3, key, width)
+                total = simd.fma(simd.maximum(a, zero), load(f32, weights + 4 * h), total)
+                total = simd.fma(simd.maximum(b, zero), load(f32, weights + 4 * h1) if h + 1 < heads else zero, total)
+                total = simd.fma(simd.maximum(c, zero), load(f32, weights + 4 * h2) if h + 2 < heads else zero, total)
+                total = simd.fma(simd.maximum(d, zero), load(f32, weights + 4 * h3) if h + 3 < heads else zero, total)
             store(scores + 4 * j, total * number(args, _S_FACTOR))
 
 
@@ -251,53 +254,89 @@ def choose_blocks(args, tid, nth):  # type: ignore[no-untyped-def]
                 chosen += 1
 
 
+@jit.inner
+def _weigh(scores, n_rows, sink):  # type: ignore[no-untyped-def]
+    """n_rows scores become weights (before division by their sum, which is returned); what stands behind them, to a whole vector, 0."""
+    for j in range(n_rows, (n_rows + LANES - 1) & -LANES):
+        store(scores + 4 * j, f32(_LOWEST))
+    lanes = simd.splat(f32x16, sink)
+    for j in range(0, n_rows, LANES):
+        lanes = simd.maximum(simd.load(f32x16, scores + 4 * j), lanes)
+    largest, weights = simd.hmax(lanes), simd.zero(f32x16)
+    for j in range(0, n_rows, LANES):
+        weight = simd.exp(simd.load(f32x16, scores + 4 * j) - largest)
+        simd.store(scores + 4 * j, weight)
+        weights = weights + weight
+    return simd.hsum(weights) + simd.exp(sink - largest)
+
+
+@jit.inner
+def _rows_of(args, t, rows):  # type: ignore[no-untyped-def]
+    """Addresses of what token t looks at, its window first, to `rows`; how many."""
+    width, window, ratio = field(args, _A_WIDTH), field(args, _A_WINDOW), field(args, _A_RATIO)
+    position, state = index(field(args, _POSITIONS), t), _state_of(args, t)
+    first_row = index(field(args, _RUN_STARTS), index(field(args, _SEQS), t))
+    first_position, begin = index(field(args, _POSITIONS), first_row), max(0, position + 1 - window)
+    n_rows = position + 1 - begin
+    for j in range(n_rows):
+        here = _row(
+            begin + j,
+            first_position,
+            first_row,
+            field(args, _A_X),
+            field(args, _A_X_STRIDE),
+            field(args, _A_RING) + state,
+            4 * width,
+            window,
+        )
+        store(rows + 8 * j, here)
+    if ratio == 0:
+        return n_rows
+    ids = field(args, _A_IDS)
+    entries = index(field(args, _A_N_IDS), t) if ids != 0 else (position + 1) // ratio
+    for j in range(entries):
+        entry = index(ids + t * field(args, _A_IDS_STRIDE), j) if ids != 0 else j
+        store(rows + 8 * (n_rows + j), field(args, _A_ENTRIES) + state + 4 * width * entry)
+    return n_rows + entries
+
+
 @jit.op
 def attend(args, tid, nth):  # type: ignore[no-untyped-def]
-    """out = softmax(q . rows * scale, a sink beside them) rows, over a token's window and entries; (token, head) pairs are shared out."""
-    heads, width, window, ratio = field(args, _A_N_HEADS), field(args, _A_WIDTH), field(args, _A_WINDOW), field(args, _A_RATIO)
-    units = field(field(args, _COUNT), 0) * heads
+    """out = softmax(q . rows * scale, a sink beside them) rows, over a token's window and entries. Tokens and groups of HEADS heads are
+    shared out; where heads do not fill the last group, its last head is computed again."""
+    heads, width, scale = field(args, _A_N_HEADS), field(args, _A_WIDTH), number(args, _A_SCALE)
+    groups = (heads + HEADS - 1) // HEADS
+    units, known, n_rows = field(field(args, _COUNT), 0) * groups, -1, 0
     rows = field(args, _A_SCRATCH) + tid * field(args, _A_SCRATCH_STRIDE)
-    scores = rows + 8 * (field(args, _A_MAX_ROWS) + LANES)
-    known, n_rows = -1, 0
+    room = 4 * (field(args, _A_MAX_ROWS) + LANES)
+    scores0 = rows + 2 * room
+    scores1, scores2, scores3 = scores0 + room, scores0 + 2 * room, scores0 + 3 * room
     for unit in range(share(units, 1, tid, nth), share(units, 1, tid + 1, nth)):
-        t, head = unit // heads, unit % heads
+        t, h0 = unit // groups, unit % groups * HEADS
+        h1, h2, h3 = min(h0 + 1, heads - 1), min(h0 + 2, heads - 1), min(h0 + 3, heads - 1)
         if t != known:
-            known = t
-            position, state = index(field(args, _POSITIONS), t), _state_of(args, t)
-            first_row = index(field(args, _RUN_STARTS), index(field(args, _SEQS), t))
-            first_position, begin = index(field(args, _POSITIONS), first_row), max(0, position + 1 - window)
-            n_rows = position + 1 - begin
-            for j in range(n_rows):
-                here = _row(
-                    begin + j, first_position, first_row, field(args, _A_X), field(args, _A_X_STRIDE), field(args, _A_RING) + state,
-                    4 * width, window,
-                )  # fmt: skip
-                store(rows + 8 * j, here)
-            if ratio != 0:
-                ids = field(args, _A_IDS)
-                entries = index(field(args, _A_N_IDS), t) if ids != 0 else (position + 1) // ratio
-                for j in range(entries):
-                    entry = index(ids + t * field(args, _A_IDS_STRIDE), j) if ids != 0 else j
-                    store(rows + 8 * (n_rows + j), field(args, _A_ENTRIES) + state + 4 * width * entry)
-                n_rows += entries
-        q = field(args, _A_Q) + t * field(args, _A_Q_STRIDE) + 4 * width * head
-        out = field(args, _A_OUT) + t * field(args, _A_OUT_STRIDE) + 4 * width * head
-        sink = load(f32, field(args, _A_SINKS) + 4 * head)
-        largest, scale = sink, number(args, _A_SCALE)
+            known, n_rows = t, _rows_of(args, t, rows)
+        q, out = field(args, _A_Q) + t * field(args, _A_Q_STRIDE), field(args, _A_OUT) + t * field(args, _A_OUT_STRIDE)
         for j in range(n_rows):
-            score = _dot(q, load(i64, rows + 8 * j), width) * scale
-            store(scores + 4 * j, score)
-            largest = simd.maximum(score, largest)
-        for j in range(n_rows, (n_rows + LANES - 1) & -LANES):
-            store(scores + 4 * j, f32(_LOWEST))
-        weights = simd.zero(f32x16)
-        for j in range(0, n_rows, LANES):
-            weight = simd.exp(simd.load(f32x16, scores + 4 * j) - largest)
-            simd.store(scores + 4 * j, weight)
-            weights = weights + weight
-        total = simd.hsum(weights) + simd.exp(sink - largest)
+            a, b, c, d = _dots(
+                q + 4 * width * h0, q + 4 * width * h1, q + 4 * width * h2, q + 4 * width * h3, load(i64, rows + 8 * j), width
+            )
+            store(scores0 + 4 * j, a * scale)
+            store(scores1 + 4 * j, b * scale)
+            store(scores2 + 4 * j, c * scale)
+            store(scores3 + 4 * j, d * scale)
+        sinks = field(args, _A_SINKS)
+        p, r = _weigh(scores0, n_rows, load(f32, sinks + 4 * h0)), _weigh(scores1, n_rows, load(f32, sinks + 4 * h1))
+        s, u = _weigh(scores2, n_rows, load(f32, sinks + 4 * h2)), _weigh(scores3, n_rows, load(f32, sinks + 4 * h3))
         for i in range(0, width, LANES):
-            mixed = simd.zero(f32x16)
+            a, b, c, d = simd.zero(f32x16), simd.zero(f32x16), simd.zero(f32x16), simd.zero(f32x16)
             for j in range(n_rows):
-                mixed = simd.fma(simd.load(f32x16, load(i64, rows + 8 * j) + 4 * i), simd.splat(f32x16, load(f32, scores + 4 * j)), mixed)
-            simd.store(out + 4 * i, mixed / total)
+                x = simd.load(f32x16, load(i64, rows + 8 * j) + 4 * i)
+                a = simd.fma(x, simd.splat(f32x16, load(f32, scores0 + 4 * j)), a)
+                b = simd.fma(x, simd.splat(f32x16, load(f32, scores1 + 4 * j)), b)
+                c = simd.fma(x, simd.splat(f32x16, load(f32, scores2 + 4 * j)), c)
+                d = simd.fma(x, simd.splat(f32x16, load(f32, scores3 + 4 * j)), d)
+            simd.store(out + 4 * (width * h0 + i), a / p)
+            simd.store(out + 4 * (width * h1 + i), b / r)
+            simd.store(out + 4 * (width * h2 + i), c / s)
+            simd.store(out + 4 * (width * h3 + i), d / u)
