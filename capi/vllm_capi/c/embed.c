@@ -4,12 +4,15 @@
  * Owns everything about CPython's start: isolation, the thread that becomes Python's main thread, the host's SIGINT. The only file that
  * includes Python.h. Must not know what a call does: that is bridge.py.
  */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "door.h"
@@ -33,17 +36,55 @@ int vllmpy_owns_interpreter(void) { return owns_interpreter; }
 
 void vllmpy_watch_counters(int64_t* counters) { host->watch_counters(counters); }
 
-static void (*last_call)(void);
-static pid_t last_caller;
+/* ---- the end of the process ----
 
-/* Not in a child of fork(), whose interpreter nobody runs. */
+   exit() takes libraries down while our threads run: in the middle of an import, or of LLVM's work, that ends in a crash instead of the
+   host's exit status. So its first step here is to let imports come to an end, and to keep LLVM from beginning anything. It has to be the
+   first step, and what is registered later runs earlier, so it is registered again with every import. */
+
+static void (*last_call)(void);
+static pid_t starter_process; /* 0: the interpreter is the host's, and so is its end */
+static atomic_int started;
+static _Atomic int64_t last_import_ms;
+
+static int64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+/* Whether an import began a moment ago. Python's lock is held while a library is loaded, so to have had it means that none is. */
+static int is_importing(void) {
+  enum { A_MOMENT_MS = 100 };
+  PyGILState_Release(PyGILState_Ensure());
+  return now_ms() - atomic_load(&last_import_ms) < A_MOMENT_MS;
+}
+
+/* Not in a child of fork(), whose interpreter nobody runs. Imports end with LLVM's, behind which there is a last call. */
 static void before_exit(void) {
-  if (getpid() == last_caller && Py_IsInitialized()) last_call();
+  static atomic_int ran;
+  if (getpid() != starter_process || atomic_exchange(&ran, 1)) return;
+  enum { PATIENCE_MS = 30000 };
+  int64_t end = now_ms() + PATIENCE_MS;
+  while (!atomic_load(&started) && now_ms() < end) usleep(1000);
+  if (!atomic_load(&started) || !Py_IsInitialized()) return;
+  while (!last_call && is_importing() && now_ms() < end) usleep(1000);
+  if (last_call) last_call();
+}
+
+/* Python tells of every import, and of every look into a library. */
+static int on_event(const char* event, PyObject* args, void* data) {
+  (void)args;
+  (void)data;
+  int is_import = !strcmp(event, "import");
+  if (last_call || (!is_import && strncmp(event, "ctypes.dl", 9)) || getpid() != starter_process) return 0;
+  if (is_import) atomic_store(&last_import_ms, now_ms());
+  atexit(before_exit);
+  return 0;
 }
 
 void vllmpy_before_exit(void (*function)(void)) {
   last_call = function;
-  last_caller = getpid();
   if (atexit(before_exit)) last_call = NULL;
 }
 
@@ -161,11 +202,15 @@ typedef struct starter {
    of the host's, and neither do the threads that Python starts from it. */
 static void* be_main_thread(void* argument) {
   starter* start = argument;
+  starter_process = getpid();
+  atexit(before_exit);
+  PySys_AddAuditHook(on_event, NULL);
   int failed = start_interpreter();
   if (!failed) {
     keep_sigint();
     failed = import_needs();
     PyEval_SaveThread();
+    atomic_store(&started, 1);
     if (!failed) failed = start_cffi();
   }
   pthread_mutex_lock(&start->lock);

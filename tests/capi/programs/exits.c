@@ -28,8 +28,11 @@ static void* busy(void* unused) {
   return NULL;
 }
 
+/* It may fail, and that is nobody's concern: what it needs is being taken down. */
 static void* first_call(void* path) {
-  load(path);
+  vllm_model_params params = vllm_model_params_default();
+  params.model_path = path;
+  vllm_engine_load(&params, &engine);
   return NULL;
 }
 
