@@ -95,3 +95,14 @@ def test_a_window_longer_than_the_longest_sequence(tmp_path):
             loaded.run([Chunk(ids[:33], 0, [0, 1], False)])
             rows.append(loaded.run([Chunk(ids[33:], 33, [0, 1, 2], True)])[0].copy())
     assert np.array_equal(rows[0], rows[1])
+
+
+def test_a_key_that_counts_draft_layers_which_were_left_out(tmp_path):
+    """deepseek4 files without draft layers may keep the key: the last layer is an ordinary one then."""
+    rows = []
+    for name, keys in (("without", {}), ("with", {"nextn_predict_layers": 1})):
+        folder = tmp_path / name
+        folder.mkdir()
+        with runner(edited("deepseek4-s3-z0-F32", folder, **keys)) as loaded:
+            rows.append(loaded.run([Chunk([5, 6, 7], 0, [0], True)])[0].copy())
+    assert np.array_equal(rows[0], rows[1])

@@ -129,7 +129,7 @@ class Keys:
 def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
     """Everything the attention families need, or a ModelLoadError that names the key."""
     keys = Keys(model)
-    layers, nextn = _layers(keys)
+    layers, nextn = _layers(model)
     embedding = keys.integer("embedding_length", least=1)
     heads = keys.per_layer("attention.head_count", layers, least=1)
     kv_heads = _kv_heads(keys, layers, heads)
@@ -167,7 +167,7 @@ def read_hyper_parameters(model: GGUFModel) -> HyperParameters:
 
 def read_num_layers(model: GGUFModel) -> int:
     """How many layers run, of a file of any architecture; refused in the same words."""
-    layers, nextn = _layers(Keys(model))
+    layers, nextn = _layers(model)
     return layers - nextn
 
 
@@ -186,12 +186,17 @@ def _layer_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _layers(keys: Keys) -> tuple[int, int]:
-    """Layers the file has, and how many of them, the last ones, only predict further tokens."""
+def _layers(model: GGUFModel) -> tuple[int, int]:
+    """Layers the file has, and how many of them, the last ones, only predict further tokens. A file converted without those may keep the
+    key that counts them: its layers all run."""
+    keys = Keys(model)
     layers = keys.integer("block_count", least=1, most=MAX_LAYERS)
     nextn = keys.integer("nextn_predict_layers", 0)
     if nextn >= layers:
         keys.refuse("nextn_predict_layers", f"is {nextn}, expected fewer than block_count, {layers}")
+    first = f"blk.{layers - nextn}"
+    if f"{first}.attn_norm.weight" in model.tensors and f"{first}.nextn.eh_proj.weight" not in model.tensors:
+        nextn = 0
     return layers, nextn
 
 
