@@ -18,8 +18,8 @@ from vllm_cpp.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent / "vectors" / "vocab"
 NAMES = (
-    "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "refact",
-    "starcoder",
+    "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2",
+    "refact", "starcoder",
 )  # fmt: skip
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 

@@ -424,7 +424,7 @@ class TestTheRest:
         assert repr(llm) == ("<vllm_cpp.LLM fake.gguf fake (Q4_K 3.0 MiB, F32 0.5 MiB) on cpu, weights in memory, max_model_len=512>")
 
     def test_embed_says_what_to_use(self, llm):
-        with pytest.raises(InvalidArgumentError, match="generates text and does not embed .*: call generate or chat"):
+        with pytest.raises(InvalidArgumentError, match=r"generates text and does not embed .*: call generate or chat"):
             llm.embed("abc")
 
     def test_use_after_close(self, monkeypatch):

@@ -161,6 +161,46 @@ def test_harmony_marks_are_text_and_its_end_of_message_does_not_end(load):
     assert load(**byte_pair_keys(extra=extra[1:3])).eos_ids == {256, 257}  # without <|return|> it is not harmony
 
 
+def character_pair_keys(**others):
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "<bos>", "a", "\u2581", "\n", "\n\n\n", "a\u2581", "a\u2581a"]
+    kinds = [BYTE] * 256 + [CONTROL] + [NORMAL] * 6
+    return {
+        "model": "gemma4",
+        "tokens": tokens,
+        "token_type": kinds,
+        "merges": value(["a \u2581", "a\u2581 a"], "str"),
+        "bos_token_id": 256,
+        **others,
+    }
+
+
+def test_byte_pairs_over_characters(load):
+    tokenizer = load(**character_pair_keys())
+    a, space, line, lines, a_space, a_space_a = range(257, 263)
+    for text, ids in {
+        "a aa": [a_space_a, a],
+        "  a ": [space, space, a_space],
+        "\n\na\n\n\n": [line, line, a, lines],
+        "\u00e9 a": [0xC3, 0xA9, space, a],
+        "": [],
+    }.items():
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.longest_token_chars == 6
+
+
+@pytest.mark.parametrize("said", [{}, {"add_bos_token": False}, {"add_bos_token": True}])
+def test_gemma4_begins_with_a_token_whatever_its_file_says(load, said):
+    assert load(**character_pair_keys(**said)).encode("a", add_special=True) == [256, 257]
+
+
+def test_a_vocabulary_of_characters_needs_merges(load):
+    keys = character_pair_keys()
+    del keys["merges"]
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.ggml\.merges"):
+        load(**keys)
+
+
 def test_gemma4_has_an_ordinary_strike_through_tag(load):
     tokenizer = load(**byte_pair_keys(extra=[("</s>", NORMAL), ("<|tool_response>", CONTROL)]))
     assert tokenizer.eos_ids == {257}

@@ -12,6 +12,7 @@ ENDS = {
     "deepseek-coder": {32014},
     "deepseek-llm": {100001},
     "falcon": {11},
+    "gemma-4": {1, 7, 10},
     "gpt-2": {50256},
     "llama-bpe": {128001, 128009},
     "llama-spm": {2},

@@ -43,7 +43,7 @@ class BytePairEncoder:
         missing = [letter for letter in ALPHABET if letter not in vocabulary.ids]
         self._has_gaps = bool(missing)
         ids = {**vocabulary.ids, **{letter: self._count + i for i, letter in enumerate(missing)}} if missing else vocabulary.ids
-        self._pipeline = tokenizers.Tokenizer(_model(vocabulary, ids, family.ignore_merges))
+        self._pipeline = tokenizers.Tokenizer(merging_model(vocabulary, ids, ignore_merges=family.ignore_merges))
         splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in family.patterns]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._pipeline.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
@@ -53,15 +53,16 @@ class BytePairEncoder:
         return [i for i in ids if i < self._count] if self._has_gaps else ids
 
 
-def _model(vocabulary: Vocabulary, ids: dict[str, int], ignore_merges: bool) -> models.BPE:
+def merging_model(vocabulary: Vocabulary, ids: dict[str, int], **how: bool) -> models.BPE:
+    """The vocabulary's merges over these ids; `how` is for `tokenizers`. A merge that can never apply is left out."""
     merges = vocabulary.merges
     if len(set(merges)) < len(merges):
         merges = list(dict.fromkeys(merges))  # the first of equal merges counts
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        return models.BPE(ids, pairs, ignore_merges=ignore_merges)
+        return models.BPE(ids, pairs, **how)
     except Exception:  # noqa: BLE001 (it raises plain Exception; looking for the cause beforehand would cost every good file)
-        return models.BPE(ids, _usable(vocabulary, pairs, ids), ignore_merges=ignore_merges)
+        return models.BPE(ids, _usable(vocabulary, pairs, ids), **how)
 
 
 def _usable(vocabulary: Vocabulary, pairs: list[tuple[str, ...]], ids: dict[str, int]) -> list[tuple[str, ...]]:

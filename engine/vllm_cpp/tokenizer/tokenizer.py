@@ -15,12 +15,13 @@ from vllm_cpp.config import fields
 from vllm_cpp.errors import InvalidArgumentError
 from vllm_cpp.gguf_file import GGUFModel, open_model
 from vllm_cpp.tokenizer.byte_pair import BytePairEncoder
+from vllm_cpp.tokenizer.character_pair import CharacterPairEncoder
 from vllm_cpp.tokenizer.config_file import TokenizerConfig
 from vllm_cpp.tokenizer.decoding import IncrementalDecoder, TokenBytes
 from vllm_cpp.tokenizer.sentence_piece import SentencePieceEncoder
 from vllm_cpp.tokenizer.special_tokens import SpecialTokens
 from vllm_cpp.tokenizer.unigram import UnigramEncoder
-from vllm_cpp.tokenizer.vocabulary import BYTE_PAIR, SENTENCE_PIECE, WORD_PIECE, Vocabulary, read_vocabulary
+from vllm_cpp.tokenizer.vocabulary import BYTE_PAIR, CHARACTER_PAIR, SENTENCE_PIECE, WORD_PIECE, Vocabulary, read_vocabulary
 from vllm_cpp.tokenizer.word_piece import WordPieceEncoder
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -81,7 +82,7 @@ class Tokenizer:
     def longest_token_chars(self) -> int | None:
         """No token stands for more characters of a text than this. None where there is no such limit: these vocabularies merge spaces, and
         have one token for a word that they do not know."""
-        if self.vocabulary.model in (BYTE_PAIR, SENTENCE_PIECE):
+        if self.vocabulary.model in (BYTE_PAIR, CHARACTER_PAIR, SENTENCE_PIECE):
             return max(map(len, self.vocabulary.tokens))
         return None
 
@@ -121,9 +122,14 @@ class Tokenizer:
         return IncrementalDecoder(self._token_bytes, skip_special, from_start and marks_words)
 
 
-def _encoder(vocabulary: Vocabulary) -> BytePairEncoder | SentencePieceEncoder | WordPieceEncoder | UnigramEncoder:
+Encoder = BytePairEncoder | CharacterPairEncoder | SentencePieceEncoder | WordPieceEncoder | UnigramEncoder
+
+
+def _encoder(vocabulary: Vocabulary) -> Encoder:
     if vocabulary.model == BYTE_PAIR:
         return BytePairEncoder(vocabulary)
+    if vocabulary.model == CHARACTER_PAIR:
+        return CharacterPairEncoder(vocabulary)
     if vocabulary.model == SENTENCE_PIECE:
         return SentencePieceEncoder(vocabulary)
     if vocabulary.model == WORD_PIECE:

@@ -18,11 +18,16 @@ from vllm_cpp.gguf_file import GGUFModel
 from vllm_cpp.gguf_file.vocabulary import check_vocabulary
 from vllm_cpp.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
-BYTE_PAIR, SENTENCE_PIECE, WORD_PIECE, UNIGRAM = "gpt2", "llama", "bert", "t5"  # as `tokenizer.ggml.model` names them
-_KINDS_OF_VOCABULARY = {BYTE_PAIR: "byte-level BPE", SENTENCE_PIECE: "SentencePiece", WORD_PIECE: "WordPiece", UNIGRAM: "Unigram"}
+# As `tokenizer.ggml.model` names them.
+BYTE_PAIR, CHARACTER_PAIR, SENTENCE_PIECE, WORD_PIECE, UNIGRAM = "gpt2", "gemma4", "llama", "bert", "t5"
+_KINDS_OF_VOCABULARY = {
+    BYTE_PAIR: "byte-level BPE", CHARACTER_PAIR: "BPE over characters", SENTENCE_PIECE: "SentencePiece", WORD_PIECE: "WordPiece",
+    UNIGRAM: "Unigram",
+}  # fmt: skip
 # Ids of begin, end and unknown tokens that a file means which names none.
 _USUAL_IDS: dict[str, tuple[int | None, int | None, int | None]] = {
-    BYTE_PAIR: (11, 11, None), SENTENCE_PIECE: (1, 2, 0), WORD_PIECE: (101, 102, 100), UNIGRAM: (None, 1, 2),
+    BYTE_PAIR: (11, 11, None), CHARACTER_PAIR: (None, None, None), SENTENCE_PIECE: (1, 2, 0), WORD_PIECE: (101, 102, 100),
+    UNIGRAM: (None, 1, 2),
 }  # fmt: skip
 # WordPiece vocabularies name their begin and end tokens after their use in BERT.
 _WORD_PIECE_ROLES = {"bos": ("bos", "cls"), "eos": ("seperator",)}  # the key is spelled so
@@ -113,7 +118,7 @@ def read_vocabulary(model: GGUFModel) -> Vocabulary:
     tokens = model.token_strings()
     ids = dict(zip(tokens, range(count), strict=True))
     ids.pop("", None)  # an empty text would be found everywhere
-    byte_pair = name == BYTE_PAIR
+    byte_pair, merges = name == BYTE_PAIR, name in (BYTE_PAIR, CHARACTER_PAIR)
     pre = _pre_tokenizer(model) if byte_pair else "default"
     vocabulary = Vocabulary(
         source=model.path,
@@ -123,13 +128,13 @@ def read_vocabulary(model: GGUFModel) -> Vocabulary:
         ids=ids,
         kinds=_kinds(model, count),
         scores=_scores(model, count),
-        merges=kv.get_array("tokenizer.ggml.merges", "str") if byte_pair else [],
+        merges=kv.get_array("tokenizer.ggml.merges", "str") if merges else [],
         bos_id=None,
         eos_id=None,
         unk_id=None,
         add_bos=PRE_TOKENIZERS[pre].add_bos if byte_pair else name != UNIGRAM,
         add_eos=name in (WORD_PIECE, UNIGRAM),
-        add_space_prefix=not byte_pair and kv.get_bool("tokenizer.ggml.add_space_prefix", name == SENTENCE_PIECE),
+        add_space_prefix=not merges and kv.get_bool("tokenizer.ggml.add_space_prefix", name == SENTENCE_PIECE),
     )
     if name == WORD_PIECE:
         vocabulary.lowercase = kv.get_bool("tokenizer.ggml.normalizer.lowercase", True)
@@ -212,7 +217,9 @@ def _read_special_ids(model: GGUFModel, vocabulary: Vocabulary) -> None:
             vocabulary.special_texts[name] = vocabulary.tokens[token_id]
     for name, role, token_id in (("add_bos", "bos", vocabulary.bos_id), ("add_eos", "eos", vocabulary.eos_id)):
         key = f"tokenizer.ggml.{name}_token"
-        wanted = word_piece or kv.get_bool(key, getattr(vocabulary, name))
+        # Gemma 4's files say that it wants no begin token, which is not so.
+        always = word_piece or (vocabulary.model == CHARACTER_PAIR and role == "bos")
+        wanted = always or kv.get_bool(key, getattr(vocabulary, name))
         if wanted and token_id is None and key in kv:
             raise kv.error(key, f"is true, but the file names no {role} token (tokenizer.ggml.{role}_token_id)")
         setattr(vocabulary, name, wanted and token_id is not None)
