@@ -41,6 +41,26 @@ def vector(name: str, width: int, std: float = 0.3) -> Edit:
     return lambda model: model.vector(name, width, std=std)
 
 
+def one_matrix(*, biases: int) -> Edit:
+    """q, k and v from one matrix, and so many biases beside it: one, or three with the same values."""
+
+    def edit(model):
+        for name in [name for name in model.tensors if name.endswith("attn_q.weight")]:
+            names = [name.replace("attn_q", f"attn_{part}") for part in "qkv"]
+            parts = [model.tensors.pop(part) for part in names]
+            widths = [part.dims[1] for part in parts]
+            whole = np.concatenate([np.frombuffer(part.data, "<f4") for part in parts])
+            model.floats(name.replace("attn_q", "attn_qkv"), whole.reshape(sum(widths), -1))
+            values = np.random.default_rng(1).standard_normal(sum(widths))
+            if biases == 1:
+                model.floats(name.replace("attn_q.weight", "attn_qkv.bias"), values)
+            else:
+                for part, of_part in zip(names, np.split(values, np.cumsum(widths)[:-1]), strict=True):
+                    model.floats(part.replace("weight", "bias"), of_part)
+
+    return edit
+
+
 def nothing(_: TinyModel) -> None:
     pass
 
@@ -76,6 +96,7 @@ SAME: Iterable[tuple[str, str, Edit, Edit]] = [
     ("gpt-oss", "one base for both kinds of layers", nothing, keys(rope__freq_base_swa=150000.0)),
     ("gpt-oss", "its own yarn and router", nothing, keys(rope__scaling__yarn_beta_fast=4.0, expert_gating_func=2)),
     ("mistral3", "a temperature of 0 is none", keys(attention__temperature_scale=0.0), without("attention.temperature_scale")),
+    ("minimax-m2", "one bias or three beside one matrix", one_matrix(biases=1), one_matrix(biases=3)),
     ("laguna", "the first of four sees everything", nothing, keys(attention__sliding_window_pattern=4)),
     ("laguna", "a window of 0 is none", keys(attention__sliding_window=0), without("attention.sliding_window")),
     ("laguna", "its own yarn", nothing, without("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")),

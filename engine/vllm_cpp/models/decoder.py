@@ -253,7 +253,7 @@ def sliding_layers(b: Builder, hp: HyperParameters, period: int, *, full_first: 
 
 def project(b: Builder, il: int, h: Rows, *, q: int, k: int, v: int) -> list[Rows]:
     """q, k and v of h, so many values each (0: that one is left out): three matrices, or one fused matrix with the rows of q, k, v in that
-    order. Biases are honoured where the file has them."""
+    order. Biases are honoured where the file has them; beside a fused matrix they may be one or three."""
     widths = {part: width for part, width in (("q", q), ("k", k), ("v", v)) if width}
     fused = b.model.tensors.get(f"blk.{il}.attn_qkv.weight")
     weights: dict[str, Weight] = {}
@@ -271,7 +271,8 @@ def project(b: Builder, il: int, h: Rows, *, q: int, k: int, v: int) -> list[Row
         scale = b.maybe_vector(f"{name}.scale", 1)
         for part, width in widths.items():
             weights[part] = whole.rows(first, width, f"{name}.weight[{part}]")
-            biases[part], scales[part] = bias and bias + 4 * first, scale
+            biases[part] = bias + 4 * first if bias else b.maybe_vector(f"blk.{il}.attn_{part}.bias", width)
+            scales[part] = scale
             first += width
     # Made only now that the shapes of tensors have borne out their widths.
     rows = {part: b.rows(f"{part} {width}", width, h.count) for part, width in widths.items()}
