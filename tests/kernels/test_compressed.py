@@ -3,6 +3,8 @@ for every cut, company and number of threads."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -139,7 +141,7 @@ def test_sequences_in_pieces(ratio):
     for cuts, nth in (([50, 100], 1), ([1, 2, 3, 4, 5, 33, 34, 97, 120], 3), (list(range(60, 100, 1)), 2)):
         layer, ends = Layer(ratio, nth), [0, *cuts, LENGTH]
         pieces: dict[int, list[np.ndarray]] = {0: [], 1: []}
-        for first, last in zip(ends[:-1], ends[1:], strict=True):
+        for first, last in itertools.pairwise(ends):
             both = layer.step([(1, first, last), (0, first, last)])
             pieces[1].append(both[0])
             pieces[0].append(both[1])
