@@ -75,6 +75,8 @@ DELTA_RULE_FIELDS = (
  _R_DECAY, _R_DECAY_STRIDE, _R_PER_CHANNEL, _R_BETA, _R_BETA_STRIDE, _R_V, _R_V_STRIDE, _R_OUT, _R_OUT_STRIDE, _R_STATE,
  _R_STATE_STRIDE) = range(len(DELTA_RULE_FIELDS))  # fmt: skip
 
+_AHEAD = 3  # tokens: how far ahead values and results are asked for
+
 SILU, SIGMOID = range(2)  # what becomes of the gate of a gated norm
 
 GATED_NORM_FIELDS = (
@@ -280,7 +282,8 @@ def _walk(args, run, head, part, start, stop):  # type: ignore[no-untyped-def]
     out = field(args, _R_OUT) + start * field(args, _R_OUT_STRIDE) + column
     before, delta = key, simd.zero(f32x16)
     for _ in range(start, stop):
-        simd.prefetch(v + field(args, _R_V_STRIDE))
+        simd.prefetch(v + _AHEAD * field(args, _R_V_STRIDE))  # a row of all heads further on: no prefetcher of the CPU's sees that
+        simd.prefetch(out + _AHEAD * field(args, _R_OUT_STRIDE))
         with_key, with_query = _pass(tile, width, before, delta, decay, decay_step, key)
         delta = (simd.load(f32x16, v) - with_key) * simd.load(f32, beta)
         simd.store(out, simd.fma(simd.load(f32, key + 8 * width), delta, with_query))
