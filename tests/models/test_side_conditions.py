@@ -3,6 +3,7 @@ changes them. Each pair was held against the oracle once."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import tiny_models
 from models.driving import logits_along, runner
 from tiny_models import TinyModel
+from vllm_cpp.errors import ModelLoadError
 
 PROMPT, GENERATED = [5, 17, 200, 33, 5, 5, 91, 260, 14, 7], [3, 4]
 Edit = Callable[[TinyModel], None]
@@ -61,6 +63,22 @@ def one_matrix(*, biases: int) -> Edit:
     return edit
 
 
+def factors(name: str, scaling: str, original_context: int) -> Edit:
+    """A factor for each pair, drawn by chance, in the tensor of that name; nonsense in the one beside it."""
+
+    def edit(model):
+        keys(rope__scaling__type=scaling, rope__scaling__factor=2.0, rope__scaling__original_context_length=original_context)(model)
+        width = (
+            model.tensors["blk.0.attn_q.weight"].dims[1] // struct.unpack_from("<I", model.kvs[f"{model.arch}.attention.head_count"], 4)[0]
+        )
+        for other in ("rope_factors_long.weight", "rope_factors_short.weight") if scaling == "longrope" else ():
+            model.floats(other, np.full(width // 2, 1e9))
+        model.tensors.pop(name, None)
+        model.floats(name, np.random.default_rng(2).uniform(1, 8, width // 2))
+
+    return edit
+
+
 def nothing(_: TinyModel) -> None:
     pass
 
@@ -97,6 +115,18 @@ SAME: Iterable[tuple[str, str, Edit, Edit]] = [
     ("gpt-oss", "its own yarn and router", nothing, keys(rope__scaling__yarn_beta_fast=4.0, expert_gating_func=2)),
     ("mistral3", "a temperature of 0 is none", keys(attention__temperature_scale=0.0), without("attention.temperature_scale")),
     ("minimax-m2", "one bias or three beside one matrix", one_matrix(biases=1), one_matrix(biases=3)),
+    (
+        "llama", "the factors of a long context", factors("rope_freqs.weight", "linear", 16),
+        factors("rope_factors_long.weight", "longrope", 16),
+    ),
+    (
+        "llama", "the factors of a short context", factors("rope_freqs.weight", "linear", 100000),
+        factors("rope_factors_short.weight", "longrope", 100000),
+    ),
+    (
+        "granitemoe", "the factors of a long context", factors("rope_freqs.weight", "linear", 500),
+        factors("rope_factors_long.weight", "longrope", 500),
+    ),
     ("laguna", "the first of four sees everything", nothing, keys(attention__sliding_window_pattern=4)),
     ("laguna", "a window of 0 is none", keys(attention__sliding_window=0), without("attention.sliding_window")),
     ("laguna", "its own yarn", nothing, without("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")),
@@ -153,3 +183,8 @@ def test_files_that_mean_the_same(family, what, one, other, tmp_path):
 def test_what_is_read_makes_a_difference(family, what, edit, tmp_path):
     one, other = logits(tmp_path / "one.gguf", family, nothing), logits(tmp_path / "other.gguf", family, edit)
     assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
+
+
+def test_a_long_context_needs_its_factors(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"tensor 'rope_factors_long\.weight' is missing"):
+        logits(tmp_path / "one.gguf", "llama", keys(rope__scaling__type="longrope", rope__scaling__original_context_length=16))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.hparams import HyperParameters, Rope
 from vllm_cpp.kernels.cpu import rope, router
@@ -173,18 +175,25 @@ def rope_of(
     """The step's cosines and sines for the layers that turn by `positions` (hp.rope, unless given). `with_factors`: rope_freqs.weight is
     honoured; `yarn`: beta_fast, beta_slow, log_multiplier where they are not the usual ones (rope.rope_frequencies)."""
     positions = positions or hp.rope
-    half = positions.dimension_count // 2
-    info = b.model.maybe("rope_freqs.weight", (half,), ("F32",)) if with_factors else None
-    factors = None if info is None else b.model.bytes_of(info.name).view("<f4")
-    if positions.scaling == "longrope":
-        raise ModelLoadError(
-            f"rope.scaling.type is 'longrope', which this build does not compute for {hp.architecture}; none, linear and yarn it does"
-        )
+    is_long = positions.scaling == "longrope"  # a factor of its own for each pair, beside the one for all that linear scaling has
     frequencies, magnitude = rope.rope_frequencies(
-        positions.dimension_count, positions.freq_base, scaling=positions.scaling, factor=positions.factor,
-        original_context=positions.original_context_length, attn_factor=positions.attn_factor, divisors=factors, **yarn,
+        positions.dimension_count, positions.freq_base, scaling="linear" if is_long else positions.scaling, factor=positions.factor,
+        original_context=positions.original_context_length, attn_factor=positions.attn_factor,
+        divisors=_rope_factors(b, positions) if with_factors or is_long else None, **yarn,
     )  # fmt: skip
     return attention_ops.rope_table(b, frequencies, magnitude, layout)
+
+
+def _rope_factors(b: Builder, positions: Rope) -> np.ndarray | None:
+    """What each pair's angle is divided by (FAMILIES: Rope, factors); None where the file has nothing to say. Models of longrope have two
+    sets: which one serves is decided by the longest sequence there is room for, not by a token's position."""
+    shape = (positions.dimension_count // 2,)
+    if positions.scaling == "longrope":
+        is_beyond = b.step.max_blocks * b.block_size > positions.original_context_length
+        info = b.model.need(f"rope_factors_{'long' if is_beyond else 'short'}.weight", shape, ("F32",))
+    else:
+        info = b.model.maybe("rope_freqs.weight", shape, ("F32",))
+    return None if info is None else b.model.bytes_of(info.name).view("<f4")
 
 
 def attention(
