@@ -64,21 +64,19 @@ def table(arms: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run_child(model: Path, tokens: int, environment: dict[str, str]) -> tuple[dict[str, Any], str]:
+def run_child(model: Path, tokens: int, environment: dict[str, str], limit: int | None) -> tuple[dict[str, Any], str]:
     """The figures, and what was said on standard error."""
     streaming.forget_pages(model)
     command = [sys.executable, "-m", "benchmarks.larger_than_memory", "--child", str(model), "--tokens", str(tokens)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-800:]}")
+    done, _ = streaming.run_in_group(command, environment, limit)
     return json.loads(done.stdout), done.stderr
 
 
-def peer_figures(peer: Path, model: Path, threads: int) -> dict[str, Any]:
+def peer_figures(peer: Path, model: Path, threads: int, limit: int | None) -> dict[str, Any]:
     streaming.forget_pages(model)
     command = [str(peer.resolve()), *["-r", "1", "-o", "json", "--no-warmup", "-p", "0", "-n", "16"], "-m", str(model), "-t", str(threads)]
     environment = {"LD_LIBRARY_PATH": f"{peer.resolve().parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
-    return {"first_rate": streaming.read_peer(streaming.run_limited(command, environment, None)[0])["decode"]}
+    return {"first_rate": streaming.read_peer(streaming.run_limited(command, environment, limit)[0])["decode"]}
 
 
 def main() -> None:
@@ -86,6 +84,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=fetch_smollm2.MODELS, help="where the model is, or is made")
     parser.add_argument("--experts", type=int, default=EXPERTS)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--limit", type=float, help="a memory limit in GB, where others need the rest of the machine")
     parser.add_argument("--peer", type=Path, help="a llama-bench executable")
     parser.add_argument("--out", type=Path, default=Path("build/larger-than-memory.md"))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -94,18 +93,17 @@ def main() -> None:
         print(json.dumps(answer_here(args.child, args.tokens)))
         return
     model = model_file(args.models, args.experts)
+    limit = None if args.limit is None else int(args.limit * 1e9)
     subprocess.run(["sync"], check=True)
     planned = [sys.executable, "-m", "vllm_cpp.cli", "--model", str(model), "--plan", "--max-model-len", str(CONTEXT)]
-    text = subprocess.run(planned, capture_output=True, text=True, check=True).stdout.partition("\n\n")[0]
-    slots = json.loads(subprocess.run([*planned, "--json"], capture_output=True, text=True, check=True).stdout)["streaming"]["proposed"][
-        "slots"
-    ]
+    text = streaming.run_limited(planned, {}, limit)[0].partition("\n\n")[0]
+    slots = json.loads(streaming.run_limited([*planned, "--json"], {}, limit)[0])["streaming"]["proposed"]["slots"]
     stream = {"VT_MOE_EXPERT_STREAM": "1", "VT_MOE_EXPERT_STREAM_SLOTS": str(slots)}
     arms = {}
-    arms["streamed"], said = run_child(model, args.tokens, stream)
-    arms["borrowed"], _ = run_child(model, args.tokens, {"VT_MOE_EXPERT_STREAM": "0"})
+    arms["streamed"], said = run_child(model, args.tokens, stream, limit)
+    arms["borrowed"], _ = run_child(model, args.tokens, {"VT_MOE_EXPERT_STREAM": "0"}, limit)
     if args.peer:
-        arms["llama.cpp mmap"] = peer_figures(args.peer, model, 2)
+        arms["llama.cpp mmap"] = peer_figures(args.peer, model, 2, limit)
     lines = [line for line in said.splitlines() if line.startswith("[expert-stream]")]
     document = f"{time.strftime('%Y-%m-%d')}\n\n```\n{text}\n```\n\n```\n{lines[0]}\n{lines[-1]}\n```\n\n{table(arms)}\n"
     print(document)

@@ -93,6 +93,14 @@ def read_pages(model: Path) -> None:
 
 def run_limited(command: list[str], environment: dict[str, str], limit: int | None) -> tuple[str, int | None]:
     """Standard output of the command, and the group's peak."""
+    done, peak = run_in_group(command, environment, limit)
+    return done.stdout, peak
+
+
+def run_in_group(
+    command: list[str], environment: dict[str, str], limit: int | None
+) -> tuple[subprocess.CompletedProcess[str], int | None]:  # fmt: skip
+    """The same, with standard error as well."""
     with memory_group(limit) as folder:
 
         def join() -> None:
@@ -104,7 +112,7 @@ def run_limited(command: list[str], environment: dict[str, str], limit: int | No
         )  # fmt: skip
         if result.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {result.returncode}: {result.stderr.strip()[-800:]}")
-        return result.stdout, peak_of(folder)
+        return result, peak_of(folder)
 
 
 # ---- the arms

@@ -133,6 +133,7 @@ def test_the_report_measures_all_there_is_to_say(tiny_model, tmp_path: Path, mon
     monkeypatch.setattr(streaming_report, "FITS", ["--fits", "--prompt", "30", "--generate", "3", "--warm", "70"])
     monkeypatch.setattr(streaming_report, "STEPS", 10)
     monkeypatch.setattr(streaming_report, "CYCLES", 2)
+    monkeypatch.setattr(streaming_report, "WARM_CYCLES", 1)
     real, limits = streaming.run_limited, []
 
     def unlimited(command: list[str], environment: dict[str, str], limit: int | None) -> tuple[str, int | None]:
