@@ -55,6 +55,7 @@ class GGUFModel:
         self.version = headers[0].version
         self.kv = KeyValues(shards[0], headers[0].entries)
         self.tensors: dict[str, TensorInfo] = {}
+        self.asked_for: set[str] = set()  # names that need() and maybe() were called with
         for number, (file, header) in enumerate(zip(shards, headers, strict=True)):
             for raw in header.tensors:
                 if raw.name in self.tensors:
@@ -116,6 +117,7 @@ class GGUFModel:
     def maybe(self, name: str, shape: tuple[int, ...], encodings: Iterable[str] = ()) -> TensorInfo | None:
         """The same for an optional tensor: None if absent, but one that is there has to fit. Leading ones do not count (the file has no
         way to tell a vector from a matrix of one row); the answer has the shape that was asked for."""
+        self.asked_for.add(name)
         found = self.tensors.get(name)
         if found is None:
             return None

@@ -71,10 +71,25 @@ def load(
             pooling=pooling,
         )
         family.describe(builder, hp)
+        _warn_of_unread(model)
         weights.prefault(progress)
         runner = Runner(builder, weights, vocab_size=hp.vocab_size, max_model_len=max_model_len, is_moe=hp.num_experts > 0)
         undo.pop_all()  # the runner closes them
     return runner
+
+
+def _warn_of_unread(model: GGUFModel) -> None:
+    """Say which tensors the family did not ask for: a bias, say, of a kind that it does not have. The scale of an activation means nothing
+    where activations are float, and of two sets of rope factors one is not needed."""
+    known = (".input_scale", "rope_factors_long.weight", "rope_factors_short.weight")
+    unread = [name for name in model.tensors if name not in model.asked_for and not name.endswith(known)]
+    if unread:
+        names = ", ".join(unread[:3]) + ", …" * (len(unread) > 3)
+        log.once(
+            f"unread {model.path}",
+            f"vllm: warning: {model.path}: {model.architecture} does not read {len(unread)} of its {len(model.tensors)} tensors ({names}); "
+            "if the model was made with them, its answers are not what they should be",
+        )
 
 
 def kv_cache_bytes(model: GGUFModel, params: EngineParams, residency: Residency) -> int:
