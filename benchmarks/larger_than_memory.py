@@ -22,7 +22,6 @@ from benchmarks.streaming_report import model_file
 
 EXPERTS = 512
 PROMPTS = (streaming.TEXT, "Bread is among the oldest of prepared foods. A baker who wanted a good crumb began with the flour, and")
-CONTEXT = 1024
 ROWS = (
     ("load, s", "load_s", ".1f"),
     ("first token, s", "first_s", ".1f"),
@@ -34,12 +33,12 @@ ROWS = (
 )
 
 
-def answer_here(model: Path, tokens: int) -> dict[str, Any]:
+def answer_here(model: Path, tokens: int, context: int) -> dict[str, Any]:
     """In the child: load, and answer one prompt after the other."""
     import vllm_cpp
 
     start = time.perf_counter()
-    with vllm_cpp.load(model, max_num_seqs=1, max_model_len=CONTEXT) as llm:
+    with vllm_cpp.load(model, max_num_seqs=1, max_model_len=context) as llm:
         figures: dict[str, Any] = {"load_s": time.perf_counter() - start}
         before = {"hits": 0, "misses": 0}
         for name, prompt in zip(("first", "second"), PROMPTS, strict=True):
@@ -64,10 +63,11 @@ def table(arms: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run_child(model: Path, tokens: int, environment: dict[str, str], limit: int | None) -> tuple[dict[str, Any], str]:
+def run_child(args: argparse.Namespace, model: Path, environment: dict[str, str], limit: int | None) -> tuple[dict[str, Any], str]:
     """The figures, and what was said on standard error."""
     streaming.forget_pages(model)
-    command = [sys.executable, "-m", "benchmarks.larger_than_memory", "--child", str(model), "--tokens", str(tokens)]
+    command = [sys.executable, "-m", "benchmarks.larger_than_memory", "--child", str(model)]
+    command += ["--tokens", str(args.tokens), "--context", str(args.context)]
     done, _ = streaming.run_in_group(command, environment, limit)
     return json.loads(done.stdout), done.stderr
 
@@ -84,26 +84,28 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=fetch_smollm2.MODELS, help="where the model is, or is made")
     parser.add_argument("--experts", type=int, default=EXPERTS)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--context", type=int, default=1024, help="the longest an answer and its prompt may be, in tokens")
     parser.add_argument("--limit", type=float, help="a memory limit in GB, where others need the rest of the machine")
     parser.add_argument("--peer", type=Path, help="a llama-bench executable")
     parser.add_argument("--out", type=Path, default=Path("build/larger-than-memory.md"))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(answer_here(args.child, args.tokens)))
+        print(json.dumps(answer_here(args.child, args.tokens, args.context)))
         return
     model = model_file(args.models, args.experts)
     limit = None if args.limit is None else int(args.limit * 1e9)
     subprocess.run(["sync"], check=True)
-    planned = [sys.executable, "-m", "vllm_cpp.cli", "--model", str(model), "--plan", "--max-model-len", str(CONTEXT)]
+    planned = [sys.executable, "-m", "vllm_cpp.cli", "--model", str(model), "--plan", "--max-model-len", str(args.context)]
     text = streaming.run_limited(planned, {}, limit)[0].partition("\n\n")[0]
     slots = json.loads(streaming.run_limited([*planned, "--json"], {}, limit)[0])["streaming"]["proposed"]["slots"]
     stream = {"VT_MOE_EXPERT_STREAM": "1", "VT_MOE_EXPERT_STREAM_SLOTS": str(slots)}
     arms = {}
-    arms["streamed"], said = run_child(model, args.tokens, stream, limit)
-    arms["borrowed"], _ = run_child(model, args.tokens, {"VT_MOE_EXPERT_STREAM": "0"}, limit)
+    arms["streamed"], said = run_child(args, model, stream, limit)
+    arms["borrowed"], _ = run_child(args, model, {"VT_MOE_EXPERT_STREAM": "0"}, limit)
     if args.peer:
         arms["llama.cpp mmap"] = peer_figures(args.peer, model, 2, limit)
+    text = text.replace(f"{model.parent}/", "")
     lines = [line for line in said.splitlines() if line.startswith("[expert-stream]")]
     document = f"{time.strftime('%Y-%m-%d')}\n\n```\n{text}\n```\n\n```\n{lines[0]}\n{lines[-1]}\n```\n\n{table(arms)}\n"
     print(document)

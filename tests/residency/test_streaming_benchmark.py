@@ -110,18 +110,19 @@ def test_the_peer_is_asked_for_a_few_tokens_only(tmp_path: Path) -> None:
     assert list(streaming.arms(args)) == ["llama.cpp mmap"]
 
 
-def test_the_worked_example_answers_twice_and_fills_a_column(tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(larger_than_memory, "CONTEXT", 256)
+def test_the_worked_example_answers_twice_and_fills_its_columns(tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "example.md"
     monkeypatch.setattr(larger_than_memory, "model_file", lambda *_: tiny_model("qwen2moe-s15-z0-mix"))
-    arm = larger_than_memory.answer_here(tiny_model("qwen2moe-s15-z0-mix"), 4)
-    assert arm["stats"] is None
-    assert min(arm["load_s"], arm["first_s"], arm["first_rate"], arm["second_rate"], arm["own"]) > 0
-    arms = {"streamed": arm | {"first_hits": 0.5, "second_hits": 0.755}, "borrowed": arm, "llama.cpp mmap": {"first_rate": 0.25}}
-    rows = larger_than_memory.table(arms).splitlines()
-    assert rows[0] == "| | streamed | borrowed | llama.cpp mmap |"
-    assert len(rows) == 2 + len(larger_than_memory.ROWS)
-    assert rows[6] == "| hits, first answer | 50 % |  |  |"
-    assert rows[4].endswith(" | 0.2 |")
+    monkeypatch.setattr(sys, "argv", ["larger_than_memory", "--tokens", "4", "--context", "256", "--out", str(out)])
+    larger_than_memory.main()
+    text = out.read_text()
+    assert text.count("\nslots  ") == text.count("\n[expert-stream] ON slots=") == text.count("\n[expert-stream] steps=8 ") == 1
+    rows = {cells[1].strip(): cells[2:4] for line in text.splitlines() if len(cells := line.split("|")) == 5}
+    assert list(rows)[2:] == [label for label, *_ in larger_than_memory.ROWS]
+    assert [cell.strip() for cell in rows[""]] == ["streamed", "borrowed"]
+    assert all(float(cell) > 0 for name, cells in rows.items() if name.startswith("tok/s") for cell in cells)
+    assert rows["hits, second answer"][0].endswith(" % ")
+    assert rows["hits, second answer"][1] == "  "
 
 
 def test_the_report_measures_all_there_is_to_say(tiny_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
