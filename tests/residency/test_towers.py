@@ -83,6 +83,7 @@ def test_chosen_slices_of_a_fused_tower_are_asked_for(tmp_path: Path, monkeypatc
 def test_layers_that_only_predict_are_not_streamed(tmp_path: Path) -> None:
     model = tiny_models.build("qwen3moe", 2, 1, "F32")
     model.keys({"nextn_predict_layers": 1})
+    model.matrix("blk.2.nextn.eh_proj.weight", 32, 64)  # such layers have one
     path = model.write(tmp_path / "nextn.gguf")
     with open_model(path) as opened:
         names = {info.name for towers in streaming.expert_layers(opened) for info in towers}
