@@ -170,10 +170,12 @@ def only_sampled(b: Builder, x: Rows) -> Rows:
 
 # -- attention
 def rope_of(
-    b: Builder, hp: HyperParameters, layout: int, positions: Rope | None = None, *, with_factors: bool = True, **yarn: float
-) -> attention_ops.Turn:
+    b: Builder, hp: HyperParameters, layout: int, positions: Rope | None = None, *, with_factors: bool = True,
+    turned: np.ndarray | None = None, **yarn: float,
+) -> attention_ops.Turn:  # fmt: skip
     """The step's cosines and sines for the layers that turn by `positions` (hp.rope, unless given). `with_factors`: rope_freqs.weight is
-    honoured; `yarn`: beta_fast, beta_slow, log_multiplier where they are not the usual ones (rope.rope_frequencies)."""
+    honoured; `turned`: which pairs turn, where not all do; `yarn`: beta_fast, beta_slow, log_multiplier where they are not the usual ones
+    (rope.rope_frequencies)."""
     positions = positions or hp.rope
     is_long = positions.scaling == "longrope"  # a factor of its own for each pair, beside the one for all that linear scaling has
     frequencies, magnitude = rope.rope_frequencies(
@@ -181,6 +183,8 @@ def rope_of(
         original_context=positions.original_context_length, attn_factor=positions.attn_factor,
         divisors=_rope_factors(b, positions) if with_factors or is_long else None, **yarn,
     )  # fmt: skip
+    if turned is not None:
+        frequencies = np.where(turned, frequencies, 0.0)
     return attention_ops.rope_table(b, frequencies, magnitude, layout)
 
 

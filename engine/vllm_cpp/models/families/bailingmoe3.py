@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from vllm_cpp.gguf_file.hparams import HyperParameters, Keys
 from vllm_cpp.kernels.cpu import gates, rope
 from vllm_cpp.kernels.cpu.elementwise import SILU_GATED, SILU_THEN_CUT, Activation
@@ -37,7 +39,7 @@ TRAITS = decoder.Traits(
 def bailingmoe3(b: Builder, hp: HyperParameters) -> None:
     lengths, bound = latent.latent_of(b.keys, hp), _bound(b.keys)
     cuts, shared_cuts = (b.keys.numbers_per_layer(f"swiglu_clamp_{part}", hp.block_count, 0.0) for part in ("exp", "shexp"))
-    by = decoder.rope_of(b, hp, rope.NEIGHBOURS)
+    by = _turn(b, hp)
 
     def mixer(il: int, h: Rows) -> decoder.Mixed:
         if not hp.num_kv_heads[il]:
@@ -55,6 +57,18 @@ def bailingmoe3(b: Builder, hp: HyperParameters) -> None:
             decoder.experts(b, hp, replace(TRAITS, activation=_activation(cuts[il])), il, h, x, shared_activation=shared)
 
     decoder.describe(b, hp, TRAITS, mixer=mixer, feed=feed)
+
+
+def _turn(b: Builder, hp: HyperParameters) -> attention.Turn:
+    """Neighbours turn. Files of models that also see have sections of pairs; there a pair is two halves, and in text, where only the fourth
+    position of a token is 0, all pairs turn but those of the fourth section."""
+    sections = b.keys.kv.get_array(f"{b.keys.prefix}rope.dimension_sections", "int", None)
+    if sections is None or len(sections) < 2 or sections[:2].min() <= 0:
+        return decoder.rope_of(b, hp, rope.NEIGHBOURS)
+    if len(sections) > 4 or sections.min() < 0:
+        b.keys.refuse("rope.dimension_sections", f"is {sections.tolist()}, expected up to four numbers of pairs")
+    place = np.arange(hp.rope.dimension_count // 2) % sections.sum()
+    return decoder.rope_of(b, hp, rope.NEOX, turned=place < sections[:3].sum())
 
 
 def _bound(keys: Keys) -> float:

@@ -67,7 +67,7 @@ def _describe(b: Builder, hp: HyperParameters, turned: np.ndarray, *, grouped: b
     if b.keys.integer("ssm.inner_size") != shape.values:
         b.keys.refuse("ssm.inner_size", f"is not ssm.time_step_rank times ssm.state_size, {shape.n_heads} times {shape.width}")
     is_recurrent = recurrent_layers(b.keys, hp)
-    by = _turn(b, hp, turned) if not all(is_recurrent[: hp.num_layers]) else None
+    by = decoder.rope_of(b, hp, rope.NEOX, turned=turned) if not all(is_recurrent[: hp.num_layers]) else None
 
     def mixer(il: int, h: Rows) -> decoder.Mixed:
         if is_recurrent[il]:
@@ -75,16 +75,6 @@ def _describe(b: Builder, hp: HyperParameters, turned: np.ndarray, *, grouped: b
         return decoder.Mixed(gated_attention(b, hp, il, h, by), "attn_output")
 
     decoder.describe(b, hp, TRAITS, mixer=mixer)
-
-
-def _turn(b: Builder, hp: HyperParameters, turned: np.ndarray) -> attention.Turn:
-    if hp.rope.scaling == "longrope":
-        raise ModelLoadError(f"{hp.architecture}.rope.scaling.type is 'longrope', expected none, linear or yarn")
-    frequencies, magnitude = rope.rope_frequencies(
-        hp.rope.dimension_count, hp.rope.freq_base, scaling=hp.rope.scaling, factor=hp.rope.factor,
-        original_context=hp.rope.original_context_length, attn_factor=hp.rope.attn_factor,
-    )  # fmt: skip
-    return attention.rope_table(b, np.where(turned, frequencies, 0.0), magnitude, rope.NEOX)
 
 
 def gated_attention(b: Builder, hp: HyperParameters, il: int, h: Rows, by: attention.Turn | None) -> Rows:
