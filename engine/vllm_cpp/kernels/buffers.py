@@ -5,6 +5,7 @@ Owns allocation only. Every array here outlives the records that hold its addres
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 
 ALIGNMENT = 64
 _OWN_MAPPING_BYTES = 128 << 10
+_LARGE_PAGES_BYTES = 4 << 20
 
 
 def aligned_zeros(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -35,6 +37,10 @@ def _mapped(n_bytes: int) -> mmap.mmap:
     """Memory of its own, which goes back to the system with the last array on it. The C library's allocator learns to keep what large
     blocks were freed, so that a process which loads and closes engines would hold on to memory of any size."""
     try:
-        return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{n_bytes} bytes of memory: {error}") from error
+    if n_bytes >= _LARGE_PAGES_BYTES:  # as numpy does
+        with contextlib.suppress(OSError):  # a system without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
