@@ -12,11 +12,21 @@ f32[4] d * sum as ggml rounds it, i32[4] sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, filled, store_lanes, transpose_rows
+from vllm_cpp.kernels.cpu.encodings.panel import (
+    AHEAD,
+    GROUP,
+    ROWS,
+    WORD_BYTES,
+    filled,
+    four_lines,
+    side_by_side,
+    store_lanes,
+    transpose_rows,
+)
 from vllm_cpp.kernels.simd import (
     bit_mask,
     convert,
@@ -24,10 +34,10 @@ from vllm_cpp.kernels.simd import (
     dots_at_once,
     f32,
     f32x4,
-    f32x8,
     f32x16,
     fma,
     half_to_float,
+    high,
     hsum,
     i8x64,
     i32,
@@ -36,6 +46,7 @@ from vllm_cpp.kernels.simd import (
     i64,
     join,
     load,
+    low,
     pack,
     prefetch,
     reinterpret,
@@ -59,6 +70,7 @@ from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK = 32
 QUAD = 4
+ROWS_TOGETHER = 4
 RECORD = 192
 SECOND, SCALES, SUMS_SCALED, SUMS = 64, 128, 160, 176  # where parts of a record start
 LINES = 3  # lines of a staged quad: first halves, second halves, scales
@@ -119,25 +131,50 @@ def fifth_bits(w: Value, offset: int, block_bytes: int) -> tuple[Value, Value]:
     return first, second
 
 
-def dot(form: Form) -> Callable:
-    """total + one quad of a weight row times one record: f32x4 (or x8: the m part in the upper half) of running sums by chain."""
+def everywhere(x: Value) -> Value:
+    """Four lanes, four times over."""
+    return shuffle(x, list(range(QUAD)) * ROWS_TOGETHER)
 
-    def quad_dot(total: Value, w: Value, act: Value) -> Value:
-        for line in range(0, form.quad_bytes, 64):
-            prefetch(w + (AHEAD + line))
-        first, second, scales = form.unpacked(w)
-        t = dots(zero(i32x16), [(first, load(i8x64, act)), (second, load(i8x64, act + SECOND))], form.largest)
-        for swap in (2, 1):
-            t = t + shuffle(t, [lane ^ swap for lane in range(16)])
-        whole = shuffle(t, [0, 4, 8, 12])
+
+def by_row(sums: Sequence[Value]) -> Value:
+    """Each block's four lanes of four rows' sums folded into one, a row's blocks side by side (unrolled functions only)."""
+    return shuffle(side_by_side(sums), [QUAD * block + row for row in range(ROWS_TOGETHER) for block in range(QUAD)])
+
+
+def dot(form: Form) -> Callable:
+    """Totals + one quad of each of four weight rows times one record: two f32x16 of running sums, of the d parts and of the m parts; a
+    row's four chains stand side by side."""
+
+    def quad_dot(
+        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, ahead: Value, act: Value
+    ) -> tuple[Value, Value]:
+        rows = (w0, w1, w2, w3)
+        for w in rows:
+            for line in range(0, form.quad_bytes, 64):
+                prefetch(w + ahead + line)
+        acts = load(i8x64, act), load(i8x64, act + SECOND)
+        sums, scales = [], []
+        for w in rows:
+            first, second, d = form.unpacked(w)
+            sums.append(dots(zero(i32x16), [(first, acts[0]), (second, acts[1])], form.largest))
+            scales.append(d)
+        whole = by_row(sums)
         if form.dot_offset:
-            whole = whole - load(i32x4, act + SUMS) * form.dot_offset
-        x = convert(f32x4, whole)
+            whole = whole - everywhere(load(i32x4, act + SUMS) * form.dot_offset)
+        d = four_lines(low(row) for row in scales) if form.minimum else four_lines(scales)
+        total = fma(convert(f32x16, whole), d * everywhere(load(f32x4, act + SCALES)), total)
         if form.minimum:
-            return fma(join(x, load(f32x4, act + SUMS_SCALED)), scales * load(f32x8, act + SCALES), total)
-        return fma(x, scales * load(f32x4, act + SCALES), total)
+            m = four_lines(high(row) for row in scales) * everywhere(load(f32x4, act + SCALES + 4 * QUAD))
+            low_total = fma(everywhere(load(f32x4, act + SUMS_SCALED)), m, low_total)
+        return total, low_total
 
     return unrolled(quad_dot)
+
+
+@unrolled
+def chain_sums(total: Value) -> Value:
+    """The products of four rows out of the running sums."""
+    return pack([hsum(shuffle(total, range(at, at + QUAD))) for at in range(0, QUAD * ROWS_TOGETHER, QUAD)])
 
 
 def stage(form: Form) -> Callable:
@@ -251,18 +288,25 @@ def padded(row, n_bytes):  # type: ignore[no-untyped-def]
 
 
 @jit.inner
-def rows(quad_dot, kind, quad_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    """The row kernel of every form (see `jit.row_kernel`); `kind` is what `quad_dot` sums in."""
+def rows(quad_dot, minimum, quad_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    """The row kernel of every form (see `jit.row_kernel`), four rows at once; behind the last row it is computed again, and left out."""
     blocks = k // BLOCK
     last = (blocks - QUAD) * quad_bytes // QUAD
-    for r in range(n_rows):
-        row = w + r * stride
+    group = ROWS_TOGETHER * stride
+    ahead = (AHEAD + group - 1) // group * group
+    end = n_rows - 1
+    for r in range(0, n_rows, ROWS_TOGETHER):
+        row0, row1, row2, row3 = w + r * stride, w + min(r + 1, end) * stride, w + min(r + 2, end) * stride, w + min(r + 3, end) * stride
         if last < 0:
-            row = padded(row, blocks * quad_bytes // QUAD)
-        total = zero(kind)
+            n_bytes = blocks * quad_bytes // QUAD
+            row0, row1, row2, row3 = padded(row0, n_bytes), padded(row1, n_bytes), padded(row2, n_bytes), padded(row3, n_bytes)
+        total, low_total = zero(f32x16), zero(f32x16)
         for q in range((blocks + QUAD - 1) // QUAD):
-            total = quad_dot(total, row + max(0, min(q * quad_bytes, last)), act + RECORD * q)
-        store(out + 4 * r, hsum(total))
+            at = max(0, min(q * quad_bytes, last))
+            total, low_total = quad_dot(total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, ahead, act + RECORD * q)
+        if minimum:
+            total = total + low_total
+        store_lanes(out + 4 * r, chain_sums(total), n_rows - r)
 
 
 @jit.inner

@@ -37,7 +37,7 @@ none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, f32x4, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32.rows(dot, False, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

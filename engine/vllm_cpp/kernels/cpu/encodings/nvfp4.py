@@ -11,21 +11,22 @@ from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import a32, wide
 from vllm_cpp.kernels.cpu.encodings.a32 import QUAD, SCALES, SECOND
 from vllm_cpp.kernels.cpu.encodings.mxfp4 import OFFSET, levels
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES
+from vllm_cpp.kernels.cpu.encodings.panel import GROUP, ROWS, WORD_BYTES, four_lines
 from vllm_cpp.kernels.simd import (
     convert,
     dots,
     f32,
     f32x4,
-    f32x8,
     f32x16,
     fma,
     half_to_float,
+    high,
     i8x64,
     i32,
     i32x16,
     join,
     load,
+    low,
     pack,
     prefetch,
     reinterpret,
@@ -63,22 +64,23 @@ def unpack(w: Value) -> tuple[Value, Value, Value]:
     return unpack_two(w, w + BLOCK_BYTES)
 
 
-def products(q: Value, act: Value, total: Value) -> Value:
-    """total + the dots of bytes as they are held with activations, less what OFFSET added to them."""
-    return dots(total, [(q, act)], LARGEST) - dots(zero(i32x16), [(constant(u8x64, OFFSET), act)], LARGEST)
-
-
 @unrolled
-def dot(total: Value, w: Value, act: Value) -> Value:
+def dot(total: Value, second_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, ahead: Value, act: Value) -> tuple[Value, Value]:
     """`a32.dot` with a sum for each half."""
-    for line in range(0, QUAD_BYTES, 64):
-        prefetch(w + (AHEAD + line))
-    first, second, scales = unpack(w)
-    x, y = (products(q, load(i8x64, act + at), zero(i32x16)) for q, at in ((first, 0), (second, SECOND)))
-    pairs = shuffle(x, range(0, 32, 2), y) + shuffle(x, range(1, 32, 2), y)
-    whole = shuffle(pairs, range(0, 16, 2)) + shuffle(pairs, range(1, 16, 2))
-    d = load(f32x4, act + SCALES)
-    return fma(convert(f32x8, whole), scales * join(d, d), total)
+    rows = (w0, w1, w2, w3)
+    for w in rows:
+        for line in range(0, QUAD_BYTES, 64):
+            prefetch(w + ahead + line)
+    unpacked = [unpack(w) for w in rows]
+    d = a32.everywhere(load(f32x4, act + SCALES))
+    totals = []
+    for half, sums in enumerate((total, second_total)):
+        values = load(i8x64, act + SECOND * half)
+        offset = dots(zero(i32x16), [(constant(u8x64, OFFSET), values)], LARGEST)
+        whole = a32.by_row([dots(zero(i32x16), [(row[half], values)], LARGEST) - offset for row in unpacked])
+        scales = four_lines(high(row[2]) if half else low(row[2]) for row in unpacked)
+        totals.append(fma(convert(f32x16, whole), scales * d, sums))
+    return tuple(totals)
 
 
 class Tile(a32.Tile):
@@ -108,7 +110,7 @@ none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, f32x8, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32.rows(dot, True, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from operator import add
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.simd import high, i32x16, join, load, low, shuffle, store, unrolled
+from vllm_cpp.kernels.simd import high, i32x16, i64, join, load, low, shuffle, store, unrolled
 from vllm_cpp.kernels.vectors import Value, constant, features
 
 AHEAD = 4096  # bytes that row kernels prefetch ahead: hardware stops at page ends, this does not
@@ -74,20 +74,31 @@ def four_lines(lines: Iterable[Value]) -> Value:
     return join(join(a, b), join(c, d))
 
 
-def across(rows: Sequence[Value]) -> Value:
-    """The sum of all lanes of each of four vectors, a vector a lane; exact in integers (unrolled functions only)."""
+def side_by_side(rows: Sequence[Value]) -> Value:
+    """Of each 128 bits of four vectors the sum of their lanes, the four vectors' sums side by side (unrolled functions only)."""
     for width in (1, 2):
         rows = [add(*_interleave(x, y, width)) for x, y in zip(rows[::2], rows[1::2], strict=True)]
     (total,) = rows
+    return total
+
+
+def across(rows: Sequence[Value]) -> Value:
+    """The sum of all lanes of each of four vectors, a vector a lane; exact in integers (unrolled functions only)."""
+    total = side_by_side(rows)
     while total.type.lanes > 4:
         total = low(total) + high(total)
     return total
 
 
+@unrolled
+def lanes_of(value: Value) -> Value:
+    return constant(i64, value.type.lanes)
+
+
 @jit.inner
 def store_lanes(to, value, count):  # type: ignore[no-untyped-def]
     """The first `count` lanes, all if there are fewer."""
-    if count >= GROUP:
+    if count >= lanes_of(value):
         store(to, value)
     else:
         for i in range(count):

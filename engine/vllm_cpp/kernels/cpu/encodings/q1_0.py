@@ -24,7 +24,7 @@ none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, f32x4, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    a32.rows(dot, False, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import a32, wide
-from vllm_cpp.kernels.simd import f32x4, half_to_float, join, load, pack, reinterpret, repeat, shuffle, u8x16, u8x64, u16, u16x32, u32x8
+from vllm_cpp.kernels.simd import half_to_float, join, load, pack, reinterpret, repeat, shuffle, u8x16, u8x64, u16, u16x32, u32x8
 from vllm_cpp.kernels.vectors import Value, constant
 
 BLOCK, BLOCK_BYTES = 64, 18
@@ -37,7 +37,7 @@ none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, f32x4, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32.rows(dot, False, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import a32
-from vllm_cpp.kernels.simd import f32x8, join
+from vllm_cpp.kernels.simd import join
 from vllm_cpp.kernels.vectors import Value
 
 BLOCK_BYTES = 24
@@ -25,7 +25,7 @@ none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, f32x8, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32.rows(dot, True, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -340,11 +340,7 @@ def rows_by_four(block_dots, folded, block_bytes, w, stride, n_rows, k, act, out
             )  # fmt: skip
         if not folded:
             total = total - low_total
-        if n_rows - r >= 4:
-            store(out + 4 * r, total)
-        else:
-            for i in range(n_rows - r):
-                store(out + 4 * (r + i), total[i])
+        store_lanes(out + 4 * r, total, n_rows - r)
 
 
 @jit.inner
