@@ -135,8 +135,8 @@ class TestPython:
             api.load(self.MISSING, mmap=False, offload_config='{"vllm_cpp":{"mmap":{"enabled":true}}}')
         with pytest.raises(UnknownKeywordError, match="load has no parameter 'n_cpu_mo'; did you mean 'n_cpu_moe'"):
             api.load(self.MISSING, n_cpu_mo=1)
-        with pytest.raises(UnknownKeywordError, match="plan has no parameter 'max_num_seqs'"):
-            api.plan(self.MISSING, max_num_seqs=1)
+        with pytest.raises(UnknownKeywordError, match="plan has no parameter 'progress'"):
+            api.plan(self.MISSING, progress=print)
 
 
 class TestFlags:

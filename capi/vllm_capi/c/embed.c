@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -143,6 +144,34 @@ static void keep_sigint(void) {
   sigaction(SIGINT, &before, NULL);
 }
 
+/* Opens the library behind an extension module, and all that it needs, without running any of it. */
+static void open_library_of(const char* module) {
+  PyObject* importer = PyImport_ImportModule("_frozen_importlib_external");
+  PyObject* finder = importer ? PyObject_GetAttrString(importer, "PathFinder") : NULL;
+  PyObject* spec = finder ? PyObject_CallMethod(finder, "find_spec", "s", module) : NULL;
+  PyObject* origin = spec ? PyObject_GetAttrString(spec, "origin") : NULL;
+  const char* path = origin && PyUnicode_Check(origin) ? PyUnicode_AsUTF8(origin) : NULL;
+  if (path) dlopen(path, RTLD_LAZY);
+  PyErr_Clear();
+  Py_XDECREF(origin);
+  Py_XDECREF(spec);
+  Py_XDECREF(finder);
+  Py_XDECREF(importer);
+}
+
+/* OpenSSL, which Python's hashes come from, cleans up at exit() whoever still uses it. Told before its first use, it leaves that be. */
+static void keep_openssl(void) {
+  static const char* const names[] = {"libcrypto.so.3", "libcrypto.so.1.1"};
+  enum { NO_ATEXIT = 0x00080000 }; /* OPENSSL_INIT_NO_ATEXIT */
+  open_library_of("_hashlib");
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    void* library = dlopen(names[i], RTLD_LAZY | RTLD_NOLOAD);
+    int (*init)(uint64_t, const void*) = library ? (int (*)(uint64_t, const void*))dlsym(library, "OPENSSL_init_crypto") : NULL;
+    if (init) init(NO_ATEXIT, NULL);
+    if (library) dlclose(library);
+  }
+}
+
 static int fail_import(const char* module) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
@@ -208,6 +237,7 @@ static void* be_main_thread(void* argument) {
   int failed = start_interpreter();
   if (!failed) {
     keep_sigint();
+    keep_openssl();
     failed = import_needs();
     PyEval_SaveThread();
     atomic_store(&started, 1);
