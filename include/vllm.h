@@ -103,12 +103,12 @@ typedef struct vllm_model_params {
   const char* tokenizer_config_path; /* where the chat template comes from instead of the model's own */
   int32_t block_size;                /* tokens in one KV block, a multiple of 16; 0: 32 */
   int32_t num_blocks;                /* KV blocks; 0: as many as kv_cache_memory_bytes holds, else 256 */
-  int32_t max_model_len;             /* longest prompt + answer, in tokens; 0: the model's own limit */
+  int32_t max_model_len;             /* longest prompt + answer, in tokens; 0: the model's own limit, or what the KV blocks hold */
   int32_t max_num_seqs;              /* requests computed together; 0: 8 */
   const char* tool_parser;           /* "none", "hermes" or "qwen3", checked at the first chat call; tools are refused in this version */
   const char* reasoning_parser;      /* "none", "deepseek_r1" or "qwen3", checked likewise; reasoning stays in the content for now */
   const char* speculative_config;    /* a JSON object; NULL: no speculation. Refused in this version */
-  int32_t enable_prefix_caching;     /* reuse of equal prompt beginnings. 0: the model's default, 1: on, 2: off */
+  int32_t enable_prefix_caching;     /* reuse of equal prompt beginnings. 0 and 1: on, except in models with recurrent layers; 2: off */
   int32_t max_num_batched_tokens;    /* tokens computed in one step; 0: 2048, for a mixture of experts 8192 or 4096 by max_num_seqs */
   const char* scheduling_policy;     /* "fcfs", "priority" or "lpm"; NULL: fcfs, all that is not refused in this version */
   const char* kv_transfer_config;    /* a JSON object; NULL: none. Refused in this version */
