@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings.panel import (
-    AHEAD,
     GROUP,
     ROWS,
     WORD_BYTES,
+    ask_ahead,
     filled,
     four_lines,
     side_by_side,
@@ -146,12 +146,10 @@ def dot(form: Form) -> Callable:
     row's four chains stand side by side."""
 
     def quad_dot(
-        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, ahead: Value, act: Value
+        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value
     ) -> tuple[Value, Value]:
         rows = (w0, w1, w2, w3)
-        for w in rows:
-            for line in range(0, form.quad_bytes, 64):
-                prefetch(w + ahead + line)
+        ask_ahead(reached, ROWS_TOGETHER * form.quad_bytes)
         acts = load(i8x64, act), load(i8x64, act + SECOND)
         sums, scales = [], []
         for w in rows:
@@ -292,18 +290,18 @@ def rows(quad_dot, minimum, quad_bytes, w, stride, n_rows, k, act, out):  # type
     """The row kernel of every form (see `jit.row_kernel`), four rows at once; behind the last row it is computed again, and left out."""
     blocks = k // BLOCK
     last = (blocks - QUAD) * quad_bytes // QUAD
-    group = ROWS_TOGETHER * stride
-    ahead = (AHEAD + group - 1) // group * group
     end = n_rows - 1
     for r in range(0, n_rows, ROWS_TOGETHER):
         row0, row1, row2, row3 = w + r * stride, w + min(r + 1, end) * stride, w + min(r + 2, end) * stride, w + min(r + 3, end) * stride
         if last < 0:
             n_bytes = blocks * quad_bytes // QUAD
             row0, row1, row2, row3 = padded(row0, n_bytes), padded(row1, n_bytes), padded(row2, n_bytes), padded(row3, n_bytes)
-        total, low_total = zero(f32x16), zero(f32x16)
+        total, low_total, reached = zero(f32x16), zero(f32x16), w + r * stride
         for q in range((blocks + QUAD - 1) // QUAD):
             at = max(0, min(q * quad_bytes, last))
-            total, low_total = quad_dot(total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, ahead, act + RECORD * q)
+            total, low_total = quad_dot(
+                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, reached + ROWS_TOGETHER * at, act + RECORD * q
+            )
         if minimum:
             total = total + low_total
         store_lanes(out + 4 * r, chain_sums(total), n_rows - r)

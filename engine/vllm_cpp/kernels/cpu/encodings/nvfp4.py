@@ -11,7 +11,7 @@ from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import a32, wide
 from vllm_cpp.kernels.cpu.encodings.a32 import QUAD, SCALES, SECOND
 from vllm_cpp.kernels.cpu.encodings.mxfp4 import OFFSET, levels
-from vllm_cpp.kernels.cpu.encodings.panel import GROUP, ROWS, WORD_BYTES, four_lines
+from vllm_cpp.kernels.cpu.encodings.panel import GROUP, ROWS, WORD_BYTES, ask_ahead, four_lines
 from vllm_cpp.kernels.simd import (
     convert,
     dots,
@@ -28,7 +28,6 @@ from vllm_cpp.kernels.simd import (
     load,
     low,
     pack,
-    prefetch,
     reinterpret,
     select,
     shuffle,
@@ -65,12 +64,10 @@ def unpack(w: Value) -> tuple[Value, Value, Value]:
 
 
 @unrolled
-def dot(total: Value, second_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, ahead: Value, act: Value) -> tuple[Value, Value]:
+def dot(total: Value, second_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value) -> tuple[Value, Value]:
     """`a32.dot` with a sum for each half."""
     rows = (w0, w1, w2, w3)
-    for w in rows:
-        for line in range(0, QUAD_BYTES, 64):
-            prefetch(w + ahead + line)
+    ask_ahead(reached, a32.ROWS_TOGETHER * QUAD_BYTES)
     unpacked = [unpack(w) for w in rows]
     d = a32.everywhere(load(f32x4, act + SCALES))
     totals = []

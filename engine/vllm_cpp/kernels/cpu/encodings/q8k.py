@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, across, filled, store_lanes, transpose_rows
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, across, ask_ahead, filled, store_lanes, transpose_rows
 from vllm_cpp.kernels.simd import (
     convert,
     dot_i16,
@@ -173,12 +173,10 @@ def four_dots(
     """
 
     def block_dots(
-        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, ahead: Value, quants: Value, sums: Value, d: Value
+        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, quants: Value, sums: Value, d: Value
     ) -> tuple[Value, Value]:
         blocks = (w0, w1, w2, w3)
-        for w in blocks:
-            for line in range(0, form.block_bytes, 64):
-                prefetch(w + ahead + line)
+        ask_ahead(reached, 4 * form.block_bytes)
         heads = heads_of(blocks)
         acts = [join(load(i8x32, quants + 16 * groups[0]), load(i8x32, quants + 16 * groups[2])) for groups in order]
         whole = []
@@ -326,8 +324,6 @@ def rows(block_dot, block_finish, block_bytes, w, stride, n_rows, k, act, out): 
 @jit.inner
 def rows_by_four(block_dots, folded, block_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
     """The same of forms that have `four_dots`; behind the last row it is computed again, and left out."""
-    group = 4 * stride
-    ahead = (AHEAD + group - 1) // group * group
     last = n_rows - 1
     for r in range(0, n_rows, 4):
         row0, row1, row2, row3 = w + r * stride, w + min(r + 1, last) * stride, w + min(r + 2, last) * stride, w + min(r + 3, last) * stride
@@ -335,7 +331,7 @@ def rows_by_four(block_dots, folded, block_bytes, w, stride, n_rows, k, act, out
         for b in range(k // BLOCK):
             at = block_bytes * b
             total, low_total = block_dots(
-                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, ahead,
+                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, row0 + 4 * at,
                 act + BLOCK * b, act + sums_at(k) + 32 * b, act + scales_at(k) + 4 * b,
             )  # fmt: skip
         if not folded:
