@@ -30,12 +30,12 @@ FORM = floats.Form(
     load_weight=load_weight,
     load_act=load_act,
 )
-dot, dot_cells, rest_cells = floats.dot(FORM), floats.dot_cells(FORM), floats.rest_cells(FORM)
+dots, rests, dot_cells, rest_cells = floats.four_dots(FORM), floats.four_rests(FORM), floats.dot_cells(FORM), floats.rest_cells(FORM)
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    floats.rows(dot, load_weight, load_act, SPAN, WEIGHT_BYTES, ACT_BYTES, w, stride, n_rows, k, act, out)
+    floats.rows_by_four(dots, rests, SPAN, WEIGHT_BYTES, ACT_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

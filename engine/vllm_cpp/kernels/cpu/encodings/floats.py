@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD
-from vllm_cpp.kernels.simd import f32x16, fma, hsum, i64, load, minimum, prefetch, store, unrolled, zero
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, ask_ahead, store_lanes
+from vllm_cpp.kernels.simd import f32x16, fma, hsum, i64, load, minimum, pack, prefetch, store, unrolled, zero
 from vllm_cpp.kernels.vectors import Value, features
 
 # Rows and activation rows a tile works on at once: all their sums stay in registers, of which there are 32 of 16 lanes or 16 of 8.
@@ -52,6 +52,41 @@ def dot(form: Form) -> Callable:
         )
 
     return unrolled(dot_span)
+
+
+def four_dots(form: Form) -> Callable:
+    """The same for four weight rows, which lie together: their sums in turn. `reached` is how far into the four one has come."""
+
+    def dot_spans(sums: tuple[Value, ...], w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value) -> tuple[Value, ...]:
+        ask_ahead(reached, 4 * form.span * form.weight_bytes)
+        sums = list(sums)
+        for h in range(2):
+            half = form.span // 2 * h
+            values = form.load_acts(act + form.act_bytes * half)
+            for r, w in enumerate((w0, w1, w2, w3)):
+                sums[2 * r + h] = form.multiply(form.load_weights(w + form.weight_bytes * half), values, sums[2 * r + h])
+        return tuple(sums)
+
+    return unrolled(dot_spans)
+
+
+def four_rests(form: Form) -> Callable:
+    """Add one value's product to the totals of four rows, a row a lane."""
+
+    def add_rest(total: Value, w0: Value, w1: Value, w2: Value, w3: Value, act: Value) -> Value:
+        return fma(pack([form.load_weight(w) for w in (w0, w1, w2, w3)]), form.load_act(act), total)
+
+    return unrolled(add_rest)
+
+
+@unrolled
+def no_four_sums() -> tuple[Value, ...]:
+    return (zero(f32x16),) * 8
+
+
+@unrolled
+def four_totals(sums: tuple[Value, ...]) -> Value:
+    return pack([hsum(sums[2 * r] + sums[2 * r + 1]) for r in range(4)])
 
 
 def dot_cells(form: Form) -> Callable:
@@ -123,6 +158,24 @@ def rows(dot_span, load_weight, load_act, span, weight_bytes, act_bytes, w, stri
         for i in range(k // span * span, k):
             total = fma(load_weight(row + weight_bytes * i), load_act(act + act_bytes * i), total)
         store(out + 4 * r, total)
+
+
+@jit.inner
+def rows_by_four(dot_spans, add_rest, span, weight_bytes, act_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    """The same, four rows at once, for formats that memory alone brings in too slowly; behind the last row it is computed again, and left
+    out."""
+    last = n_rows - 1
+    for r in range(0, n_rows, 4):
+        row0, row1, row2, row3 = w + r * stride, w + min(r + 1, last) * stride, w + min(r + 2, last) * stride, w + min(r + 3, last) * stride
+        sums = no_four_sums()
+        for i in range(0, k - span + 1, span):
+            at = weight_bytes * i
+            sums = dot_spans(sums, row0 + at, row1 + at, row2 + at, row3 + at, row0 + 4 * at, act + act_bytes * i)
+        totals = four_totals(sums)
+        for i in range(k // span * span, k):
+            at = weight_bytes * i
+            totals = add_rest(totals, row0 + at, row1 + at, row2 + at, row3 + at, act + act_bytes * i)
+        store_lanes(out + 4 * r, totals, n_rows - r)
 
 
 @jit.inner
