@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file.hparams import HyperParameters
 from vllm_cpp.kernels.cpu import rope, router
 from vllm_cpp.models import decoder
@@ -28,7 +27,7 @@ def deepseek2(b: Builder, hp: HyperParameters) -> None:
     multiplier = b.keys.number("rope.scaling.yarn_log_multiplier", 0.0, positive=False)
     magnitude, temperature = magnitude_and_temperature(hp, multiplier / 0.1)
     if hp.rope.scaling == "longrope":
-        raise ModelLoadError("deepseek2.rope.scaling.type is 'longrope', expected none, linear or yarn")
+        b.keys.refuse("rope.scaling.type", "is 'longrope', expected none, linear or yarn")
     frequencies, _ = rope.rope_frequencies(
         hp.rope.dimension_count, hp.rope.freq_base, scaling=hp.rope.scaling, factor=hp.rope.factor,
         original_context=hp.rope.original_context_length,

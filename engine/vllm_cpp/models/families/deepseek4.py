@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.gguf_file import GGUFModel
 from vllm_cpp.gguf_file.hparams import HyperParameters
 from vllm_cpp.kernels.cpu import elementwise, rope, router
@@ -59,7 +58,7 @@ def _check(b: Builder, hp: HyperParameters) -> None:
     if count != STREAMS:
         b.keys.refuse("hyper_connection.count", f"is {count}, expected {STREAMS}")
     if hp.rope.scaling == "longrope":
-        raise ModelLoadError("deepseek4.rope.scaling.type is 'longrope', expected none, linear or yarn")
+        b.keys.refuse("rope.scaling.type", "is 'longrope', expected none, linear or yarn")
     if hp.expert_gating_func not in (None, 4):
         b.keys.refuse("expert_gating_func", f"is {hp.expert_gating_func}, expected 4 (the root of softplus)")
     if not hp.num_experts:
