@@ -28,6 +28,7 @@ from vllm_cpp.kernels.cpu.quantize import LAYOUTS, activation_row_bytes, quantiz
 from vllm_cpp.kernels.cpu.registry import NAMES, tile_scratch_bytes
 from vllm_cpp.quants import ENCODINGS
 
+UNKNOWN_TO_GGML = ("F64",)  # it crashes instead of refusing the product
 ROWS_BYTES = 256 << 20  # more than any cache holds
 TILE_ROWS = 1024
 
@@ -84,7 +85,7 @@ def measure_rows(name: str, k: int, peer: Ggml | None, rounds: int) -> dict[str,
     arguments = (w.ctypes.data, w.shape[1], len(w), k, act.ctypes.data, out.ctypes.data)
     readable = w.nbytes // 256 * 256
     calls = {"read": lambda: read_all(w.ctypes.data, readable, out.ctypes.data), "ours": lambda: kernels.rows(*arguments)}
-    if peer:
+    if peer and name not in UNKNOWN_TO_GGML:
         calls["ggml"] = peer.rows(encoding.ggml_id, *arguments[:4], x[0], out.ctypes.data)
     return {contender: w.nbytes / spent / 1e9 for contender, spent in seconds(calls, rounds).items()}
 
@@ -101,7 +102,7 @@ def measure_tile(name: str, k: int, n_acts: int, peer: Ggml | None, rounds: int)
     scratch = aligned_zeros(tile_scratch_bytes(k), np.uint8)
     arguments = (w.ctypes.data, w.shape[1], TILE_ROWS, k, tables[0].ctypes.data, n_acts, tables[1].ctypes.data, scratch.ctypes.data)
     calls: dict[str, Callable[[], Any]] = {"ours": lambda: kernels.tile(*arguments)}
-    if peer:
+    if peer and name not in UNKNOWN_TO_GGML:
         calls["ggml"] = peer.product(encoding.ggml_id, w, k, x)
     return {contender: 2 * TILE_ROWS * k * n_acts / spent / 1e9 for contender, spent in seconds(calls, rounds).items()}
 
