@@ -1,14 +1,16 @@
-"""Loads broken model files, one after another, in a process that may die of it.
+"""Loads a model file that is broken in one way after another, in a process that may die of it.
 
-Reads a list of paths (JSON, from stdin); the first is a sound model, loaded before memory is limited to little more than that took. Each is
-planned and loaded by the public functions. Prints one line each: "ok", "refused <text>", or "wrong <what>". A line that never comes tells
-the parent which file did the damage.
+Reads the path and the edits (JSON, from stdin): for each edit the places of u32 numbers in the file and what to write there. The sound file
+is loaded first, before memory is limited to little more than that took. Each state of the file is planned and loaded by the public
+functions. Prints one line each: "ok", "refused <text>", or "wrong <what>". A line that never comes tells the parent which edit did the
+damage.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import struct
 import sys
 from pathlib import Path
 
@@ -32,12 +34,21 @@ def verdict(path: str) -> str:
 
 
 def main() -> None:
-    sound, *broken = json.load(sys.stdin)
-    print(json.dumps(verdict(sound)), flush=True)
+    job = json.load(sys.stdin)
+    path, sound = job["path"], Path(job["path"]).read_bytes()[: job["keys_end"]]
+    print(json.dumps(verdict(path)), flush=True)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + EXTRA_BYTES, now + EXTRA_BYTES))
-    for path in broken:
+    for edit in job["edits"]:
+        with Path(path).open("r+b") as file:
+            for at, number in edit:
+                file.seek(at)
+                file.write(struct.pack("<I", number))
         print(json.dumps(verdict(path)), flush=True)
+        with Path(path).open("r+b") as file:
+            for at, _ in edit:
+                file.seek(at)
+                file.write(sound[at : at + 4])
 
 
 main()
