@@ -191,3 +191,10 @@ def test_what_is_read_makes_a_difference(family, what, edit, tmp_path):
 def test_a_long_context_needs_its_factors(tmp_path):
     with pytest.raises(ModelLoadError, match=r"tensor 'rope_factors_long\.weight' is missing"):
         logits(tmp_path / "one.gguf", "llama", keys(rope__scaling__type="longrope", rope__scaling__original_context_length=16))
+
+
+@pytest.mark.parametrize("family", ["deepseek2", "deepseek4"])
+def test_latent_families_have_no_long_context_factors(family, tmp_path):
+    refusal = rf"one\.gguf: key '{family}\.rope\.scaling\.type' at byte \d+: is 'longrope', expected none, linear or yarn"
+    with pytest.raises(ModelLoadError, match=refusal):
+        logits(tmp_path / "one.gguf", family, keys(rope__scaling__type="longrope"))
