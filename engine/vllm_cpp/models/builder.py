@@ -242,15 +242,21 @@ class Builder:
 
     def vector(self, name: str, n: int) -> Address:
         """A float32 vector (norm, bias, factors): copied, and widened where the file holds F16 or BF16."""
-        return self._vector(self.model.need(name, (n,), ("F32", "F16", "BF16")))
+        return self.keep_vector(self.floats(name, (n,)))
 
     def maybe_vector(self, name: str, n: int) -> Address:
         """The same for one that may be absent: 0 then."""
-        info = self.model.maybe(name, (n,), ("F32", "F16", "BF16"))
-        return 0 if info is None else self._vector(info)
+        return self.vector(name, n) if name in self.model.tensors else 0
 
-    def _vector(self, info: TensorInfo) -> Address:
-        return self.keep_vector(as_float32(self.model.bytes_of(info.name), info.encoding.name))
+    def floats(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The numbers of a tensor that is not quantized, float32 of that shape; to be read only."""
+        info = self.model.need(name, shape, ("F32", "F16", "BF16"))
+        return as_float32(self.model.bytes_of(name), info.encoding.name).reshape(shape)
+
+    def table(self, name: str, n: int, width: int) -> Address:
+        """The same, f32[n, width], for what is too large to copy without need: in the file where it is F32 there."""
+        info = self.model.need(name, (n, width), ("F32", "F16", "BF16"))
+        return self.address_of(info) if info.encoding.name == "F32" else self.keep_vector(self.floats(name, (n, width)).ravel())
 
     def keep_vector(self, values: np.ndarray) -> Address:
         copy = self.zeros(len(values), np.float32)

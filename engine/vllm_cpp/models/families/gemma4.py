@@ -9,7 +9,7 @@ from vllm_cpp.gguf_file import GGUFModel
 from vllm_cpp.gguf_file.hparams import HyperParameters, Keys
 from vllm_cpp.kernels.cpu.elementwise import GELU, Activation
 from vllm_cpp.models import decoder
-from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
+from vllm_cpp.models.builder import Address, Builder, Rows
 from vllm_cpp.models.operations import attention, experts
 from vllm_cpp.models.registry import KvShape, attention_everywhere, family
 
@@ -69,9 +69,9 @@ def gemma4(b: Builder, hp: HyperParameters) -> None:
         own = sides[il]
         if own is not None:
             add_side(b, hp, traits, il, own if x.count == own.count else decoder.only_sampled(b, own), x)
-        info = b.model.maybe(f"blk.{il}.layer_output_scale.weight", (1,), ("F32", "F16", "BF16"))
-        if info is not None:
-            b.scale(x, float(as_float32(b.model.bytes_of(info.name), info.encoding.name)[0]))
+        scale = f"blk.{il}.layer_output_scale.weight"
+        if scale in b.model.tensors:
+            b.scale(x, float(b.floats(scale, (1,))[0]))
 
     decoder.describe(b, hp, traits, x=x, mixer=mixer, feed=feed)
 
@@ -148,8 +148,7 @@ def feed_forward(b: Builder, hp: HyperParameters, traits: decoder.Traits, il: in
 
 def router_scale(b: Builder, il: int, n: int) -> Address:
     """The router sees rmsnorm(x) / sqrt(n) * ffn_gate_inp.scale."""
-    info = b.model.need(f"blk.{il}.ffn_gate_inp.scale", (n,), ("F32", "F16", "BF16"))
-    return b.keep_vector(as_float32(b.model.bytes_of(info.name), info.encoding.name) / np.float32(n**0.5))
+    return b.keep_vector(b.floats(f"blk.{il}.ffn_gate_inp.scale", (n,)) / np.float32(n**0.5))
 
 
 # -- embeddings of each layer

@@ -16,7 +16,7 @@ import numpy as np
 from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.kernels.cpu import compressed as kernels
 from vllm_cpp.kernels.records import pack
-from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
+from vllm_cpp.models.builder import Address, Builder, Rows
 
 LANES = 16  # lengths of rows are whole vectors
 
@@ -103,7 +103,7 @@ class Layer:
         record = pack(
             kernels.COMPRESS_FIELDS, **self._step(), x=rows.address, x_stride=rows.stride, width=width, overlap=self._overlap,
             ratio=self.ratio, ring=self._at[f"{kind} ring"], ring_rows=self._ring_rows,
-            ape=_table(b, f"{name}_ape.weight", self.ratio, half),
+            ape=b.table(f"{name}_ape.weight", self.ratio, half),
             norm=b.vector(f"{name}_norm.weight", width), epsilon=float(eps), frequencies=angles.ctypes.data, half=len(angles),
             magnitude=float(positions.magnitude), entries=self._at[kind], scratch=0, scratch_stride=0,
         )  # fmt: skip
@@ -153,9 +153,3 @@ class Layer:
             )  # fmt: skip
             self._b.program.add(kernels.keep_rows, record, f"the last {ring_rows} of {x.name} of layer {self._il}")
         self._kept.clear()
-
-
-def _table(b: Builder, name: str, n: int, width: int) -> Address:
-    """Address of the tensor `name`, f32[n, width]; in the file where it is F32 there."""
-    info = b.model.need(name, (n, width), ("F32", "F16", "BF16"))
-    return b.address_of(info) if info.encoding.name == "F32" else b.keep_vector(as_float32(b.model.bytes_of(name), info.encoding.name))

@@ -15,7 +15,7 @@ from vllm_cpp.kernels.cpu import moe, router, slots
 from vllm_cpp.kernels.cpu.elementwise import SILU_GATED, Activation
 from vllm_cpp.kernels.cpu.registry import tile_scratch_bytes
 from vllm_cpp.kernels.records import pack
-from vllm_cpp.models.builder import Address, Builder, Rows, Weight, as_float32
+from vllm_cpp.models.builder import Address, Builder, Rows, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ def towers(b: Builder, il: int, n_experts: int, width: int, n: int, *, gated: bo
 def _projection(b: Builder, name: str, n_experts: int, n_rows: int, k: int) -> Projection:
     weight = b.tower(f"{name}.weight", n_experts, n_rows, k)
     scale = b.maybe_vector(f"{name}.scale", n_experts)  # NVFP4 files have them
-    return Projection(weight, weight.name, 0, scale, _table(b, f"{name}.bias", n_experts, n_rows), 4 * n_rows)
+    bias = f"{name}.bias"
+    biases = b.table(bias, n_experts, n_rows) if bias in b.model.tensors else 0
+    return Projection(weight, weight.name, 0, scale, biases, 4 * n_rows)
 
 
 def _rows_of(whole: Projection, first: int, n: int, part: str) -> Projection:
@@ -69,14 +71,6 @@ def _rows_of(whole: Projection, first: int, n: int, part: str) -> Projection:
     weight = whole.weight.rows(first, n, f"{whole.tower}[{part}]")
     bias = whole.bias and whole.bias + 4 * first
     return Projection(weight, whole.tower, first * weight.row_bytes, whole.scale, bias, whole.bias_stride)
-
-
-def _table(b: Builder, name: str, n: int, width: int) -> Address:
-    """Address of f32[n, width], in the file where it is F32 there; 0 if there is none."""
-    info = b.model.maybe(name, (n, width), ("F32", "F16", "BF16"))
-    if info is None:
-        return 0
-    return b.address_of(info) if info.encoding.name == "F32" else b.keep_vector(as_float32(b.model.bytes_of(name), info.encoding.name))
 
 
 @dataclass(frozen=True, slots=True)

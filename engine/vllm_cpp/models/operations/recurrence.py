@@ -12,7 +12,7 @@ import numpy as np
 from vllm_cpp.gguf_file.hparams import Keys
 from vllm_cpp.kernels.cpu import rearrange, recurrent
 from vllm_cpp.kernels.records import pack
-from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
+from vllm_cpp.models.builder import Address, Builder, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ def joined_taps(b: Builder, names: list[str], channels: int, taps: int, *, bias:
     for name in names:
         found = b.model.tensors.get(name)
         with_one = found is not None and found.shape[-3:] == (channels, 1, taps)
-        info = b.model.need(name, (channels, 1, taps) if with_one else (channels, taps), ("F32", "F16", "BF16"))
-        parts.append(as_float32(b.model.bytes_of(name), info.encoding.name).reshape(channels, taps))
+        parts.append(b.floats(name, (channels, 1, taps) if with_one else (channels, taps)).reshape(channels, taps))
     width = channels * len(names)
     kept = b.zeros((taps, -(-width // 16) * 16), np.float32)
     kept[:, :width] = np.concatenate(parts).T
@@ -133,8 +132,7 @@ def decay_of(b: Builder, rate: str, shift: str, n_heads: int, n: int, *, bound: 
     b.model.need(shift, (n,))
     found = b.model.tensors.get(rate)
     behind = found is not None and found.shape[-2:] == (n_heads, 1)
-    info = b.model.need(rate, (n_heads, 1) if behind else (n_heads,), ("F32", "F16", "BF16"))
-    rates = as_float32(b.model.bytes_of(rate), info.encoding.name)
+    rates = b.floats(rate, (n_heads, 1) if behind else (n_heads,)).ravel()
     return Decay(b.keep_vector(np.repeat(rates, n // n_heads)), b.vector(shift, n), n, bound)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vllm_cpp.kernels.cpu import state_space
 from vllm_cpp.kernels.records import pack
-from vllm_cpp.models.builder import Address, Builder, Rows, as_float32
+from vllm_cpp.models.builder import Address, Builder, Rows
 from vllm_cpp.models.operations.recurrence import columns, convolution, taps_of
 
 LANES = state_space.LANES
@@ -120,13 +120,12 @@ def _numbers(b: Builder, name: str, *shapes: tuple[int, ...]) -> Address:
     """A float32 copy of the tensor `name` in one of these shapes, all values in a row."""
     found = b.model.tensors.get(name)
     shape = found.shape if found is not None and found.shape in shapes else shapes[0]
-    info = b.model.need(name, shape, ("F32", "F16", "BF16"))
-    return b.keep_vector(as_float32(b.model.bytes_of(name), info.encoding.name))
+    return b.keep_vector(b.floats(name, shape).ravel())
 
 
 def _growth_by_lanes(b: Builder, name: str, channels: int, n_state: int) -> Address:
     """`name` (channels, n_state) as f32 [channels / 16, n_state, 16]: what sixteen channels are multiplied by, in one vector."""
-    info = b.model.need(name, (channels, n_state), ("F32", "F16", "BF16"))
+    rows = b.floats(name, (channels, n_state))
     whole = np.zeros((-(-channels // LANES) * LANES, n_state), np.float32)
-    whole[:channels] = as_float32(b.model.bytes_of(name), info.encoding.name).reshape(channels, n_state)
+    whole[:channels] = rows
     return b.keep_vector(whole.reshape(-1, LANES, n_state).transpose(0, 2, 1).ravel())
