@@ -81,9 +81,10 @@ def f32(x: np.ndarray) -> Activation:
 def bf16(x: np.ndarray) -> Activation:
     bits = x.view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    raw = aligned_zeros(activation_row_bytes("bf16", x.size), np.uint8)
-    raw[: 2 * x.size] = rounded.view(np.uint8)
     values = (rounded.astype(np.uint32) << 16).view(np.float32)
+    raw = aligned_zeros(activation_row_bytes("bf16", x.size), np.uint8)
+    stored = rounded if len(raw) < 4 * x.size else values
+    raw[: stored.nbytes] = stored.view(np.uint8)
     return Activation(raw, values.astype(np.float64), np.zeros(x.size // 32))
 
 

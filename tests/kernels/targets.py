@@ -39,6 +39,7 @@ KERNELS = (
 )  # fmt: skip
 _CALL = re.compile(r"^\s+(?:callq|jmp|bl|b)\s+([A-Za-z_][\w.$]*)(?:@PLT)?$", re.MULTILINE)
 _OPERATION = re.compile(r"^\s+([a-z][\w.]*)", re.MULTILINE)
+_FMA_FORM = re.compile(r"^(vfn?m(?:add|sub))\d{3}")  # which operand the result replaces is the compiler's business
 _REGISTERS = re.compile(r"%([xyz]mm)\d")
 
 
@@ -62,7 +63,7 @@ def compiled(kernel: Any, triple: str, machine: binding.TargetMachine) -> dict[s
     assembly = machine.emit_assembly(module)
     own = {function.name for function in module.functions if not function.is_declaration}
     return {
-        "operations": Counter(_OPERATION.findall(assembly)),
+        "operations": Counter(_FMA_FORM.sub(r"\1", name) for name in _OPERATION.findall(assembly)),
         "registers": sorted(set(_REGISTERS.findall(assembly))),
         "calls": sorted(set(_CALL.findall(assembly)) - own),
         "object": machine.emit_object(module)[:20].hex(),

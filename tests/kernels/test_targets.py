@@ -25,8 +25,8 @@ ELF_MACHINE = {"x86": 62, "aarch64": 183}
 # by target: the vector registers, and instructions that the kernels of a group are made of
 EXPECTED: dict[str, tuple[set[str], list[tuple[list[str], set[str]]]]] = {
     "x86-64": ({"xmm"}, [(Q4_1, {"pmaddwd"}), (Q8_0, {"pmullw"}), (F16, {"mulps"})]),
-    "x86-64-v3": ({"xmm", "ymm"}, [(INTEGER, {"vpmaddubsw", "vpmaddwd"}), (F16, {"vcvtph2ps", "vfmadd231ps"})]),
-    "x86-64-v4 with VNNI": ({"xmm", "ymm", "zmm"}, [(INTEGER, {"vpdpbusd"}), (F16, {"vcvtph2ps", "vfmadd231ps"})]),
+    "x86-64-v3": ({"xmm", "ymm"}, [(INTEGER, {"vpmaddubsw", "vpmaddwd"}), (F16, {"vcvtph2ps", "vfmaddps"})]),
+    "x86-64-v4 with VNNI": ({"xmm", "ymm", "zmm"}, [(INTEGER, {"vpdpbusd"}), (F16, {"vcvtph2ps", "vfmaddps"})]),
     "neoverse-n1": (set(), [(INTEGER, {"sdot"}), (F16, {"fcvtl", "fmla"})]),
     "apple-m1": (set(), [(INTEGER, {"sdot"}), (F16, {"fcvtl", "fmla"})]),
 }

@@ -174,10 +174,20 @@ def load_bfloat(kind: types.Type, address: Any) -> Value:
 @unrolled
 def store_bfloat(address: Any, value: Value) -> None:
     """f32 numbers stored as bf16, rounded to the nearest, ties to even; NaN stays NaN."""
+    store(address, convert(with_element(value.type, u16), _bfloat_bits(value)))
+
+
+@unrolled
+def round_bfloat(value: Value) -> Value:
+    """f32 numbers rounded to what bf16 can hold."""
+    return reinterpret(value.type, _bfloat_bits(value) << 16)
+
+
+def _bfloat_bits(value: Value) -> Value:
     bits = reinterpret(with_element(value.type, u32), value)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = (bits >> 16) | 64
-    store(address, convert(with_element(value.type, u16), select((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)))
+    return select((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)
 
 
 @unrolled

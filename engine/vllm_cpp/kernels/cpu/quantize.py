@@ -5,7 +5,7 @@ agree with llama.cpp to rounding; their places in memory are ours, chosen so tha
 know any weight encoding.
 
 - "f32": f32[k], as it is.
-- "bf16": the upper halves of f32, rounded to the nearest, ties to even.
+- "bf16": f32 rounded to the nearest number that its upper half can hold, ties to even; that half alone where the CPU multiplies such.
 - "a32": int8 blocks of 32 in quads, see `encodings/a32.py`. d = largest |x| / 127 rounded through f16, q = x * (127 / largest |x|)
   rounded half to even.
 - "q8k": int8 blocks of 256, see `encodings/q8k.py`. The scale makes the largest |x| (the first, if several) -127.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings import a32, q8k
+from vllm_cpp.kernels.cpu.encodings import a32, bf16, q8k
 from vllm_cpp.kernels.simd import (
     absolute,
     convert,
@@ -32,6 +32,7 @@ from vllm_cpp.kernels.simd import (
     load,
     maximum,
     nearest,
+    round_bfloat,
     round_half,
     select,
     store,
@@ -59,7 +60,7 @@ def activation_row_bytes(layout: str, k: int) -> int:
     if layout == "f32":
         return 4 * k
     if layout == "bf16":
-        return -(-k // 32) * 64
+        return -(-k * bf16.ACT_BYTES // 64) * 64
     if layout == "a32":
         return a32.RECORD * -(-k // (a32.BLOCK * a32.QUAD))
     if layout == "q8k":
@@ -159,13 +160,22 @@ def quantize_q8k(x, k, out):  # type: ignore[no-untyped-def]
     quantize_q8k_range(x, k, out, 0, k // q8k.BLOCK)
 
 
+@unrolled
+def store_rounded(to: Value, x: Value) -> None:
+    """f32 numbers as a bf16 activation row has them."""
+    if bf16.MULTIPLIES_PAIRS:
+        store_bfloat(to, x)
+    else:
+        store(to, round_bfloat(x))
+
+
 @jit.inner
 def round_to_bfloat(x, out, first, last):  # type: ignore[no-untyped-def]
     """Values first .. last - 1 of one row; `first` is a multiple of 16."""
     for i in range(first, last - 15, 16):
-        store_bfloat(out + 2 * i, load(f32x16, x + 4 * i))
+        store_rounded(out + bf16.ACT_BYTES * i, load(f32x16, x + 4 * i))
     for i in range(first + (last - first) // 16 * 16, last):
-        store_bfloat(out + 2 * i, load(f32, x + 4 * i))
+        store_rounded(out + bf16.ACT_BYTES * i, load(f32, x + 4 * i))
 
 
 @jit.op

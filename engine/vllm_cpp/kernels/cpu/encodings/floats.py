@@ -1,11 +1,11 @@
 """Products of encodings without blocks.
 
-Owns the arithmetic order, the same in both kernels: a row is cut into spans; the two halves of a span each go lane by lane to 16 running
-sums, in rising order; the 32 sums are added by halves, and what does not fill a span is added after them, one by one. Must not know
-formats: a `Form` says how to load and multiply.
+Owns the arithmetic order, the same in both kernels: a row's products go lane by lane to one vector of running sums, in rising order; the
+lanes are added by halves, and values that do not fill a step are added after them, one by one. Must not know formats: a `Form` says how to
+load and multiply.
 
-Sixteen lanes hold values of one row here, not sixteen rows as in `panel.py`: with nothing to unpack, laying rows side by side would cost
-as much as a few activation rows' products, and a few weight rows times a few activation rows keep the multipliers busy as they stand.
+Lanes hold values of one row here, not rows as in `panel.py`: with nothing to unpack, laying rows side by side would cost as much as a few
+activation rows' products, and a few weight rows times a few activation rows keep the multipliers busy as they stand.
 """
 
 from __future__ import annotations
@@ -14,63 +14,55 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, ask_ahead, store_lanes
-from vllm_cpp.kernels.simd import f32x16, fma, hsum, i64, load, minimum, pack, prefetch, store, unrolled, zero
-from vllm_cpp.kernels.vectors import Value, features
+from vllm_cpp.kernels.cpu.encodings.panel import ask_ahead, store_lanes
+from vllm_cpp.kernels.simd import f32, fma, hsum, i64, load, minimum, pack, store, unrolled, zero
+from vllm_cpp.kernels.vectors import Value, VecType, features
 
-# Rows and activation rows a tile works on at once: all their sums stay in registers, of which there are 32 of 16 lanes or 16 of 8.
-TILE_ROWS, ACTS = (3, 4) if "avx512f" in features() else (1, 3)
+# Lanes of a vector of sums; rows and activation rows of a tile: its sums stay in registers, of which there are 32 of 16 lanes or 16 of 8.
+LANES, TILE_ROWS, ACTS = (16, 6, 4) if "avx512f" in features() else (8, 3, 4)
+SUMS = VecType(f32, LANES)
 CELLS = [(a, r) for a in range(ACTS) for r in range(TILE_ROWS)]
+ROWS = 4  # rows a row kernel works on at once
+STEPS = 2  # between two looks at the end of a row
 NEAR_BYTES = 1 << 18  # weights gone through for one group of activation rows before the next: they stay in the second cache level
 
 
 @dataclass(frozen=True)
 class Form:
-    """`span` values are one step: half of them each for two pairs of `load_weights(address)` and `load_acts(address)`, whose products
-    `multiply(weights, acts, sums)` adds to 16 sums. `load_weight` and `load_act` load one value as f32."""
+    """`step` values are multiplied at once: `multiply(load_weights(address), load_acts(address), sums)` adds their products to LANES sums.
+    `load_weight` and `load_act` load one value as f32."""
 
     weight_bytes: int
     act_bytes: int
-    span: int
     load_weights: Callable[[Value], Value]
     load_acts: Callable[[Value], Value]
-    multiply: Callable[[Value, Value, Value], Value]
     load_weight: Callable[[Value], Value]
     load_act: Callable[[Value], Value]
+    step: int = LANES
+    multiply: Callable[[Value, Value, Value], Value] = fma
+
+    @property
+    def span(self) -> int:
+        """Values that a kernel takes before it looks whether there are more."""
+        return STEPS * self.step
 
 
-def dot(form: Form) -> Callable:
-    """Add one span of a weight row times one of an activation row to two vectors of sums."""
-
-    def dot_span(sums: tuple[Value, Value], w: Value, act: Value) -> tuple[Value, Value]:
-        for line in range(0, form.span * form.weight_bytes, 64):
-            prefetch(w + (AHEAD + line))
-        half = form.span // 2
-        return tuple(
-            form.multiply(form.load_weights(w + form.weight_bytes * half * h), form.load_acts(act + form.act_bytes * half * h), sums[h])
-            for h in range(2)
-        )
-
-    return unrolled(dot_span)
-
-
-def four_dots(form: Form) -> Callable:
-    """The same for four weight rows, which lie together: their sums in turn. `reached` is how far into the four one has come."""
+def dots(form: Form) -> Callable:
+    """Add one span of each of four weight rows, which lie together, times one of an activation row to the rows' sums. `reached` is how far
+    into the four one has come."""
 
     def dot_spans(sums: tuple[Value, ...], w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value) -> tuple[Value, ...]:
-        ask_ahead(reached, 4 * form.span * form.weight_bytes)
-        sums = list(sums)
-        for h in range(2):
-            half = form.span // 2 * h
-            values = form.load_acts(act + form.act_bytes * half)
-            for r, w in enumerate((w0, w1, w2, w3)):
-                sums[2 * r + h] = form.multiply(form.load_weights(w + form.weight_bytes * half), values, sums[2 * r + h])
-        return tuple(sums)
+        ask_ahead(reached, ROWS * form.span * form.weight_bytes)
+        for at in range(0, form.span, form.step):
+            values = form.load_acts(act + form.act_bytes * at)
+            weights = [form.load_weights(w + form.weight_bytes * at) for w in (w0, w1, w2, w3)]
+            sums = tuple(form.multiply(weight, values, row) for weight, row in zip(weights, sums, strict=True))
+        return sums
 
     return unrolled(dot_spans)
 
 
-def four_rests(form: Form) -> Callable:
+def rests(form: Form) -> Callable:
     """Add one value's product to the totals of four rows, a row a lane."""
 
     def add_rest(total: Value, w0: Value, w1: Value, w2: Value, w3: Value, act: Value) -> Value:
@@ -80,34 +72,33 @@ def four_rests(form: Form) -> Callable:
 
 
 @unrolled
-def no_four_sums() -> tuple[Value, ...]:
-    return (zero(f32x16),) * 8
+def no_sums() -> tuple[Value, ...]:
+    return (zero(SUMS),) * ROWS
 
 
 @unrolled
-def four_totals(sums: tuple[Value, ...]) -> Value:
-    return pack([hsum(sums[2 * r] + sums[2 * r + 1]) for r in range(4)])
+def totals_of(sums: tuple[Value, ...]) -> Value:
+    return pack([hsum(row) for row in sums])
 
 
-def dot_cells(form: Form) -> Callable:
-    """The same for every cell of a tile; the two vectors of a cell stand together."""
+def cell_dots(form: Form) -> Callable:
+    """Add one span's products to the sums of every cell of a tile."""
 
     def dot_spans(sums: tuple[Value, ...], ws: tuple[Value, ...], acts: tuple[Value, ...], at: Value) -> tuple[Value, ...]:
         sums = list(sums)
-        for h in range(2):
-            half = form.span // 2 * h
-            weights = [form.load_weights(w + at * form.weight_bytes + form.weight_bytes * half) for w in ws]
+        for step in range(0, form.span, form.step):
+            weights = [form.load_weights(w + at * form.weight_bytes + form.weight_bytes * step) for w in ws]
             for a, act in enumerate(acts):
-                values = form.load_acts(act + at * form.act_bytes + form.act_bytes * half)
+                values = form.load_acts(act + at * form.act_bytes + form.act_bytes * step)
                 for r in range(TILE_ROWS):
-                    i = 2 * CELLS.index((a, r)) + h
-                    sums[i] = form.multiply(weights[r], values, sums[i])
+                    cell = CELLS.index((a, r))
+                    sums[cell] = form.multiply(weights[r], values, sums[cell])
         return tuple(sums)
 
     return unrolled(dot_spans)
 
 
-def rest_cells(form: Form) -> Callable:
+def cell_rests(form: Form) -> Callable:
     """Add one value's product to every cell's total."""
 
     def add_rest(totals: tuple[Value, ...], ws: tuple[Value, ...], acts: tuple[Value, ...], at: Value) -> tuple[Value, ...]:
@@ -119,13 +110,13 @@ def rest_cells(form: Form) -> Callable:
 
 
 @unrolled
-def no_sums() -> tuple[Value, ...]:
-    return (zero(f32x16),) * (2 * len(CELLS))
+def no_cell_sums() -> tuple[Value, ...]:
+    return (zero(SUMS),) * len(CELLS)
 
 
 @unrolled
 def cell_totals(sums: tuple[Value, ...]) -> tuple[Value, ...]:
-    return tuple(hsum(sums[2 * i] + sums[2 * i + 1]) for i in range(len(CELLS)))
+    return tuple(hsum(cell) for cell in sums)
 
 
 @unrolled
@@ -147,31 +138,16 @@ def store_totals(totals: tuple[Value, ...], outs: tuple[Value, ...], first: Valu
 
 
 @jit.inner
-def rows(dot_span, load_weight, load_act, span, weight_bytes, act_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    """The row kernel of every format (see `jit.row_kernel`)."""
-    for r in range(n_rows):
-        row = w + r * stride
-        sums = (zero(f32x16), zero(f32x16))
-        for i in range(0, k - span + 1, span):
-            sums = dot_span(sums, row + weight_bytes * i, act + act_bytes * i)
-        total = hsum(sums[0] + sums[1])
-        for i in range(k // span * span, k):
-            total = fma(load_weight(row + weight_bytes * i), load_act(act + act_bytes * i), total)
-        store(out + 4 * r, total)
-
-
-@jit.inner
-def rows_by_four(dot_spans, add_rest, span, weight_bytes, act_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    """The same, four rows at once, for formats that memory alone brings in too slowly; behind the last row it is computed again, and left
-    out."""
+def rows(dot_spans, add_rest, span, weight_bytes, act_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    """The row kernel of every format (see `jit.row_kernel`), four rows at once; behind the last row it is computed again, and left out."""
     last = n_rows - 1
-    for r in range(0, n_rows, 4):
+    for r in range(0, n_rows, ROWS):
         row0, row1, row2, row3 = w + r * stride, w + min(r + 1, last) * stride, w + min(r + 2, last) * stride, w + min(r + 3, last) * stride
-        sums = no_four_sums()
+        sums = no_sums()
         for i in range(0, k - span + 1, span):
             at = weight_bytes * i
-            sums = dot_spans(sums, row0 + at, row1 + at, row2 + at, row3 + at, row0 + 4 * at, act + act_bytes * i)
-        totals = four_totals(sums)
+            sums = dot_spans(sums, row0 + at, row1 + at, row2 + at, row3 + at, row0 + ROWS * at, act + act_bytes * i)
+        totals = totals_of(sums)
         for i in range(k // span * span, k):
             at = weight_bytes * i
             totals = add_rest(totals, row0 + at, row1 + at, row2 + at, row3 + at, act + act_bytes * i)
@@ -189,7 +165,7 @@ def tile(dot_spans, add_rest, span, weight_bytes, w, stride, n_rows, k, acts, n_
             out_rows = table_entries(outs, a, n_acts)
             for first in range(start, stop, TILE_ROWS):
                 ws = addresses(w, stride, first, stop)
-                sums = no_sums()
+                sums = no_cell_sums()
                 for i in range(0, k - span + 1, span):
                     sums = dot_spans(sums, ws, act_rows, i)
                 totals = cell_totals(sums)
