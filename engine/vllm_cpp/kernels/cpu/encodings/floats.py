@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings.panel import ask_ahead, store_lanes
-from vllm_cpp.kernels.simd import f32, fma, hsum, i64, load, minimum, pack, store, unrolled, zero
+from vllm_cpp.kernels.simd import f32, fma, hsum, i64, in_order, load, minimum, pack, store, unrolled, zero
 from vllm_cpp.kernels.vectors import Value, VecType, features
 
 # Lanes of a vector of sums; rows and activation rows of a tile: its sums stay in registers, of which there are 32 of 16 lanes or 16 of 8.
@@ -87,6 +87,7 @@ def cell_dots(form: Form) -> Callable:
     def dot_spans(sums: tuple[Value, ...], ws: tuple[Value, ...], acts: tuple[Value, ...], at: Value) -> tuple[Value, ...]:
         sums = list(sums)
         for step in range(0, form.span, form.step):
+            in_order()
             weights = [form.load_weights(w + at * form.weight_bytes + form.weight_bytes * step) for w in ws]
             for a, act in enumerate(acts):
                 values = form.load_acts(act + at * form.act_bytes + form.act_bytes * step)
