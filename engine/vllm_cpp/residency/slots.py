@@ -26,6 +26,8 @@ from vllm_cpp.residency.statistics import Counters
 
 MAX_LAYERS = 4096  # records of routed layers, of all models that are open at one time
 _N_LAYERS = kernel.FIELDS + kernel.STORE_FIELDS.index("n_layers")
+_LARGE_PAGE = 2 << 20  # of most machines; only how fast an arena fills depends on it
+_SPREAD = 32  # large pages: more reads than that are seldom under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,19 @@ def cell_bytes(slot_bytes: int) -> int:
     return -(-(slot_bytes + kernel.ALIGNMENT - 1) // kernel.ALIGNMENT) * kernel.ALIGNMENT
 
 
+def taking_order(n_slots: int, cell_bytes: int) -> tuple[np.ndarray, int]:
+    """The order in which an empty arena's slots are taken, i32[n_slots], and the slots of a stretch.
+
+    Neighbours in it are a large page apart: two reads that meet in a page which is not there yet would both fetch and zero one. It stays
+    within a stretch until that is full, so that few pages are taken early.
+    """
+    stride = -(-_LARGE_PAGE // cell_bytes) + 1
+    stretch = stride * _SPREAD
+    within = np.arange(stretch).reshape(_SPREAD, stride).T.ravel()
+    slots = (np.arange(-(-n_slots // stretch))[:, None] * stretch + within).ravel()
+    return slots[slots < n_slots].astype(np.int32), stretch
+
+
 class SlotStore:
     """`n_slots` slots, each with room for a slice of `slot_bytes` at any offset within a page."""
 
@@ -98,11 +113,13 @@ class SlotStore:
         self._layers = aligned_zeros((MAX_LAYERS, kernel.LAYER_WORDS), np.int64)
         self._work = [aligned_zeros(n_slots, np.int32), aligned_zeros(n_slots, np.int32), aligned_zeros((n_slots, 2), np.int64)]
         self._heap = [aligned_zeros(n_slots, np.int64) for _ in range(3)]
+        order, self._stretch = taking_order(n_slots, self.cell_bytes)
+        self._work[0][:] = order[::-1]  # a stack
         free, ring, misses = (array.ctypes.data for array in self._work)
         worst, worst_by, worst_age = (array.ctypes.data for array in self._heap)
         self._record = aligned_zeros(kernel.STORE_WORDS, np.int64)
         self._record[kernel.FIELDS : kernel.FIELDS + len(kernel.STORE_FIELDS)] = pack(
-            kernel.STORE_FIELDS, slots=self.records.ctypes.data, n_slots=n_slots, arena=np.frombuffer(self.arena, np.uint8).ctypes.data,
+            kernel.STORE_FIELDS, slots=self.records.ctypes.data, n_slots=n_slots, arena=self.arena_address,
             cell_bytes=self.cell_bytes, policy=kernel.POLICIES[policy], layers=self._layers.ctypes.data, n_layers=0, free=free, ring=ring,
             misses=misses, worst=worst, worst_by=worst_by, worst_age=worst_age, counters=self.counters.address,
         )  # fmt: skip
@@ -123,6 +140,14 @@ class SlotStore:
     @property
     def arena_bytes(self) -> int:
         return len(self.arena)
+
+    @property
+    def arena_address(self) -> int:
+        return int(np.frombuffer(self.arena, np.uint8).ctypes.data)
+
+    def taken_bytes(self, n_slots: int) -> int:
+        """Where the stretches end that the first `n_slots` slots to be taken come from, in bytes of the arena."""
+        return min(-(-n_slots // self._stretch) * self._stretch * self.cell_bytes, self.arena_bytes)
 
     @property
     def in_use(self) -> int:

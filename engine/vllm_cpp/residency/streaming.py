@@ -26,6 +26,7 @@ from vllm_cpp.kernels.cpu import slots as kernel
 from vllm_cpp.residency import disk, inventory
 from vllm_cpp.residency.lanes import Lanes
 from vllm_cpp.residency.memory import available_bytes
+from vllm_cpp.residency.populating import Populating
 from vllm_cpp.residency.slots import Layer, SlotStore, StoredModel, TowerSource, cell_bytes
 from vllm_cpp.residency.statistics import Report
 from vllm_cpp.residency.visits import Asking, Visit
@@ -40,6 +41,7 @@ class _Process:
     """The store of this process and what serves it."""
 
     store: SlotStore
+    populating: Populating
     lanes: Lanes
     report: Report
     warned: bool = False
@@ -124,10 +126,15 @@ def _process_for(model: GGUFModel, residency: Residency, layers: Sequence[Sequen
             n_slots, slot_bytes = _geometry(residency, layers)
             policy = env.text("VT_MOE_EXPERT_STREAM_POLICY")
             store = SlotStore(n_slots, slot_bytes, policy if policy in kernel.POLICIES else _DEFAULT_POLICY)
-            lanes = Lanes(store, env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct))
+            populating = Populating(store)
+            try:
+                lanes = Lanes(store, env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct))
+            except BaseException:
+                populating.close()
+                raise
             offload.freeze_geometry(n_slots, slot_bytes)
             log.line(f"[expert-stream] ON slots={n_slots} slot_bytes={slot_bytes} resident={n_slots * slot_bytes / 2**30:.2f} GiB")
-            _process = _Process(store, lanes, Report(store.counters))
+            _process = _Process(store, populating, lanes, Report(store.counters))
         return _process
 
 
@@ -196,6 +203,7 @@ class ExpertStream:
     def end_step(self) -> None:
         """A model forward is over: count it, and say what could not be read. GenerationError names the file and the slice."""
         self._process.report.end_step(self._every)
+        self._process.populating.end_step()
         exhausted = self._process.store.counters.as_dict()["exhausted"]
         if exhausted and not self._process.warned:
             self._process.warned = True
@@ -256,6 +264,7 @@ def forget_store() -> None:
     global _process
     with _lock:
         if _process is not None:
+            _process.populating.close()
             _process.lanes.close()
             _process.report.end()
             _process = None

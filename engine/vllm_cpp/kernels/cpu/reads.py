@@ -1,7 +1,7 @@
 """The read lanes: threads that fill slots from files.
 
-Owns a lane's life, and what a read does about short counts, interruptions, refusals and ends of files. Must not know why a slice is wanted:
-slot and file stand in the store's records (`slots.py`).
+Owns a lane's life, what a read does about short counts, interruptions, refusals and ends of files, and the touching of pages that reads
+will go to. Must not know why a slice is wanted: slot and file stand in the store's records (`slots.py`).
 
 A lane is compiled code that sleeps in the C library until a read is posted, so that neither waking nor reading needs Python's lock.
 """
@@ -106,3 +106,11 @@ def stop_reads(here, n_lanes):  # type: ignore[no-untyped-def]
     simd.atomic_store(here + 8 * slots.STOP, 1)
     for _ in range(n_lanes):
         libc.sem_post(here + 8 * slots.SEMAPHORE)
+
+
+@jit.function(2)
+def touch_pages(address, n_bytes):  # type: ignore[no-untyped-def]
+    """Let the system find memory for every page that begins within `n_bytes` from `address`, the start of one. Their content stays, though
+    others write to it: a 0 is replaced by a 0, or nothing is."""
+    for page in range(0, n_bytes, libc.PAGE):
+        simd.atomic_replace(address + page, 0, 0)

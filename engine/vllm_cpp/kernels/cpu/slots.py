@@ -57,7 +57,7 @@ STORE_FIELDS = (
     "n_slots", "arena", "cell_bytes",  # where slot 0's bytes are; bytes between two slots' (room for a slice and its alignment)
     "policy",
     "layers", "n_layers",  # address of layer records; how many to look at
-    "free",  # i32[n_slots], a stack of free slots
+    "free",  # i32[n_slots], a stack of free slots; full at first, in the order its owner wants
     "ring",  # i32[n_slots]: slots whose reads were posted, by job number
     "misses",  # i64[n_slots, 2]: tower and expert of the slices that a wave lacks
     "worst", "worst_by", "worst_age",  # i64, f64, f64 [n_slots]: the heap of victims
@@ -591,10 +591,8 @@ def release_slices(args, tid, nth):  # type: ignore[no-untyped-def]  # noqa: ARG
 
 @jit.function(1)
 def open_store(here):  # type: ignore[no-untyped-def]
-    """Make a zeroed record whose fields were filled in ready: all slots free."""
+    """Make a zeroed record whose fields were filled in ready: all slots free, as the stack has them."""
     n = field(here, STORE_N_SLOTS)
-    for slot in range(n):
-        set_index(field(here, _FREE), slot, n - 1 - slot)
     put(here, N_FREE, n)
     put(here, N_UNPINNED, n)
     put(here, READY_CELL, READY)

@@ -1,0 +1,100 @@
+"""Memory for the arena ahead of the slices that will stand in it.
+
+Owns the thread that touches the arena's pages before a read needs them, how far ahead it goes, and when it stops. Must not know which
+slices there are, nor what is read.
+
+A page that is touched for the first time has to be found and zeroed, and where the machine is a virtual one, often to be fetched from its
+host: that was measured to take longer than reading the slice from the drive. Inside a read it is waited for, ahead of it hardly ever.
+Pages are touched, not asked for (MADV_POPULATE_WRITE): that holds a lock which every mapping of the process waits for, and loads took
+seconds longer.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Final
+
+from vllm_cpp.kernels.cpu import reads
+from vllm_cpp.residency.memory import available_bytes
+from vllm_cpp.residency.slots import SlotStore
+
+AHEAD_BYTES: Final = 1 << 30
+"""So much beyond the slots in use is kept ready: some prompts' worth, and nothing against an arena that may never be filled."""
+PIECE_BYTES: Final = 32 << 20
+SPARED_BYTES: Final = 256 << 20
+"""Of available memory: where there is less, pages are left to the slices that really come."""
+
+
+class Populating:
+    """The arena's pages, from the first on, a little ahead of the slots in use; a thread of its own does it until `close`."""
+
+    def __init__(self, store: SlotStore) -> None:
+        self._store = store
+        self._reached = 0  # bytes of the arena that are, or are just being, populated, or are left to reads
+        self._lock = threading.Lock()
+        self._wanted, self._closed = threading.Event(), False
+        self._first_step = True
+        reads.touch_pages.address  # noqa: B018 - compile now, not beside the first step
+        room = available_bytes()
+        self._refused = room is not None and store.arena_bytes > room
+        self._thread = threading.Thread(target=self._serve, name="vllm-populate", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread to be had: reads bring their pages themselves
+            self._refused = True
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be done."""
+        return self._refused or self._closed or self._reached >= self._store.arena_bytes
+
+    def end_step(self) -> None:
+        """Slots may have been taken: let the thread catch up. The first step also helps it, and ends when it is ahead: the tokens that
+        follow would wait for the same pages one by one, on cores that have less time for them."""
+        if self.over:
+            return
+        self._wanted.set()
+        if self._first_step:
+            self._first_step = False
+            self._catch_up()
+
+    def close(self) -> None:
+        """Stop and join the thread."""
+        self._closed = True
+        self._wanted.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the host's signals stay on the host's threads
+        while not self.over:
+            self._wanted.clear()
+            self._catch_up()
+            if not self.over:
+                self._wanted.wait()
+
+    def _catch_up(self) -> None:
+        """Populate piece by piece until enough is ahead."""
+        while (piece := self._next_piece()) is not None:
+            reads.touch_pages(*piece)
+
+    def _next_piece(self) -> tuple[int, int] | None:
+        """(address, bytes), nobody else's; None while enough is ahead, or when this is over. Where reads have overtaken, it goes on behind
+        the slots they are filling."""
+        with self._lock:
+            if self.over:
+                return None
+            store = self._store
+            used = store.occupied
+            self._reached = max(self._reached, store.taken_bytes(used) if used else 0)
+            first, last = self._reached, min(store.arena_bytes, used * store.cell_bytes + AHEAD_BYTES)
+            n_bytes = min(PIECE_BYTES, last - first)
+            if n_bytes <= 0:
+                return None
+            room = available_bytes()
+            if room is not None and room < n_bytes + SPARED_BYTES:
+                self._refused = True
+                return None
+            self._reached += n_bytes
+            return store.arena_address + first, n_bytes

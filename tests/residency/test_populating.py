@@ -1,0 +1,196 @@
+"""Memory for the arena ahead of its slices: which pages are there, when it stops, and that it changes nothing in them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from residency.driving import Engine, finish_reads, sources
+from vllm_cpp.kernels.cpu import reads
+from vllm_cpp.residency import populating
+from vllm_cpp.residency.lanes import Lanes
+from vllm_cpp.residency.populating import Populating
+from vllm_cpp.residency.slots import SlotStore, taking_order
+
+MIB = 1 << 20
+LARGE_PAGE = 2 * MIB
+SLICE_BYTES = MIB - 4096  # and its alignment: a cell of 1 MiB
+AHEAD = 16 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populating, "AHEAD_BYTES", AHEAD)
+    monkeypatch.setattr(populating, "PIECE_BYTES", 4 * MIB)
+
+
+@pytest.fixture
+def store() -> SlotStore:
+    return SlotStore(400, SLICE_BYTES)
+
+
+@pytest.fixture
+def populate() -> Iterator[list[Populating]]:
+    """Whatever a test puts in is ended."""
+    begun: list[Populating] = []
+    yield begun
+    for one in begun:
+        one.close()
+
+
+def resident(store: SlotStore) -> np.ndarray:
+    """Which pages of the arena are in memory."""
+    pages = np.zeros(-(-store.arena_bytes // os.sysconf("SC_PAGE_SIZE")), np.uint8)
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    assert mincore(store.arena_address, store.arena_bytes, pages.ctypes.data) == 0
+    return (pages & 1).astype(bool)
+
+
+def resident_bytes(store: SlotStore) -> int:
+    return int(resident(store).sum()) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("n_slots", "cell"), [(1, 4096), (7, 4096), (50000, 4096), (3718, 557056), (400, MIB), (99, 3 * MIB)])
+def test_slots_that_are_taken_one_after_the_other_share_no_large_page(n_slots, cell):
+    order, stretch = taking_order(n_slots, cell)
+    assert sorted(order) == list(range(n_slots))
+    stretches = order // stretch
+    assert (np.diff(stretches) >= 0).all(), "a stretch is filled before the next one is begun"
+    between = (np.abs(np.diff(order.astype(np.int64))) - 1) * cell
+    whole = (np.diff(stretches) == 0) & (stretches[1:] < n_slots // stretch)  # the last stretch may be too short for that
+    assert (between[whole] >= LARGE_PAGE).all()
+    assert whole.any() or n_slots < stretch
+
+
+def test_an_empty_arena_gets_its_first_pages_and_no_more(store, populate):
+    assert resident_bytes(store) == 0
+    populate.append(Populating(store))
+    populate[0].end_step()  # the first step ends when it is done
+    populate[0].close()
+    pages = resident(store)
+    assert pages[: AHEAD // 4096].all()
+    assert AHEAD <= pages.sum() * 4096 <= AHEAD + LARGE_PAGE
+
+
+def test_it_goes_on_behind_the_slots_that_are_taken(store, populate, tmp_path, monkeypatch):
+    monkeypatch.setattr(populating, "AHEAD_BYTES", 96 * MIB)
+    path = tmp_path / "towers"
+    path.touch()
+    os.truncate(path, 2 * 100 * SLICE_BYTES)
+    engine = Engine(store, sources(str(path), 1, 2, 100, slice_bytes=SLICE_BYTES))
+    populate.append(Populating(store))
+    populate[0].end_step()
+    engine.ask(0, range(60))
+    finish_reads(store)
+    engine.end_step()
+    used, first = store.occupied, store.taken_bytes(store.occupied)
+    ahead = used * MIB + 96 * MIB
+    assert 96 * MIB + LARGE_PAGE < first < ahead < store.arena_bytes
+    populate[0].end_step()
+    populate[0]._catch_up()
+    populate[0].close()
+    pages = resident(store)
+    assert pages[first // 4096 : ahead // 4096].all()
+    assert not pages[(ahead + LARGE_PAGE) // 4096 :].any()
+    assert not pages[(96 * MIB + LARGE_PAGE) // 4096 : (first - LARGE_PAGE) // 4096].any(), "these are the reads' own"
+
+
+def test_a_small_arena_is_populated_wholly_and_the_thread_ends(populate):
+    store = SlotStore(5, SLICE_BYTES)
+    populate.append(Populating(store))
+    populate[0]._thread.join(60)
+    assert not populate[0]._thread.is_alive()
+    assert populate[0].over
+    assert resident_bytes(store) == store.arena_bytes
+
+
+def test_an_arena_that_does_not_fit_is_left_to_its_slices(store, populate, monkeypatch):
+    monkeypatch.setattr(populating, "available_bytes", lambda: store.arena_bytes - 1)
+    populate.append(Populating(store))
+    populate[0].end_step()
+    assert populate[0].over
+    assert resident_bytes(store) == 0
+
+
+def test_it_stops_before_memory_is_short(store, populate, monkeypatch):
+    answers = iter([store.arena_bytes, populating.SPARED_BYTES + 4 * MIB])  # the whole arena, then one piece more
+    monkeypatch.setattr(populating, "available_bytes", lambda: next(answers, populating.SPARED_BYTES + 4 * MIB - 1))
+    populate.append(Populating(store))
+    populate[0].end_step()
+    populate[0].close()
+    assert 4 * MIB <= resident_bytes(store) <= 4 * MIB + LARGE_PAGE
+
+
+def test_where_the_system_does_not_say_it_populates(populate, monkeypatch):
+    monkeypatch.setattr(populating, "available_bytes", lambda: None)
+    store = SlotStore(5, SLICE_BYTES)
+    populate.append(Populating(store))
+    populate[0]._thread.join(60)
+    assert resident_bytes(store) == store.arena_bytes
+
+
+def test_touching_pages_leaves_what_lanes_read_into_them(tmp_path: Path):
+    path = tmp_path / "towers"
+    content = np.random.default_rng(5).integers(0, 4, (60, 16384), np.uint8)  # many words of 0, which a touch writes again
+    content[::2, ::4096] = 0
+    path.write_bytes(content.tobytes())
+    for direct in (False, True):
+        store = SlotStore(60, 16384)
+        lanes, over = Lanes(store, 3), threading.Event()
+
+        def touch(store: SlotStore = store, over: threading.Event = over) -> None:
+            while not over.is_set():
+                reads.touch_pages(store.arena_address, store.arena_bytes)
+
+        toucher = threading.Thread(target=touch)
+        toucher.start()
+        engine = Engine(store, sources(str(path), 1, 1, 60, slice_bytes=16384), direct=direct)
+        try:
+            for _ in range(20):
+                engine.ask(0, range(60))
+                engine.end_step()
+                for e in range(60):
+                    address, _ = engine.place(0, 0, e)
+                    assert ctypes.string_at(address, 16384) == content[e].tobytes()
+                store.close_model(engine.model)
+                engine = Engine(store, sources(str(path), 1, 1, 60, slice_bytes=16384), direct=direct)
+        finally:
+            over.set()
+            toucher.join()
+            lanes.close()
+
+
+ENDING = """
+import os, sys
+from vllm_cpp.residency import populating
+from vllm_cpp.residency.slots import SlotStore
+populating.AHEAD_BYTES = 1 << 40
+populating.SPARED_BYTES = 0
+store = SlotStore(2000, 1 << 20)
+begun = populating.Populating(store)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "assert begun._thread.is_alive()",
+        "os._exit(0)",
+        "begun.close(); assert not begun._thread.is_alive() and begun._reached < store.arena_bytes",
+        "child = os.fork()\nif child == 0:\n    begun.close()\n    os._exit(0)\nassert os.waitpid(child, 0)[1] == 0; begun.close()",
+    ],
+    ids=["python ends", "the process ends", "closed", "forked"],
+)
+def test_it_may_be_under_way_when_things_end(then):
+    ran = subprocess.run([sys.executable, "-c", ENDING.format(then=then)], capture_output=True, text=True, check=False, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")
