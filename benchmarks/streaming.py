@@ -12,7 +12,8 @@ without a limit on warm pages ("resident"), and the drive's rate for reads of a 
 "Reads" is what lanes brought in while there was anything to bring, over that rate. The budget is what the process may say it needs: arena,
 copied weights, KV cache, and what `--plan` spares for everything else.
 
-`--warm N` goes through the prompt and N tokens before the clock starts; `--fits` compares a model that fits in memory on warm pages:
+`--warm N` goes through the prompt and N tokens before the clock starts, `--prompts M` through M prompts of other tokens instead of one:
+their speeds are kept too, for each chooses slices that none before it chose. `--fits` compares a model that fits in memory on warm pages:
 streamed with a slot for every slice, borrowed, and llama.cpp.
 """
 
@@ -141,8 +142,9 @@ class Watch(threading.Thread):
         return self._found / self._looks if self._looks else None
 
 
-def measure_here(model: Path, threads: int, prompt: int, generate: int, warm: int, seed: int) -> dict[str, Any]:
-    """In the child: the runner under random tokens, without sampling, as llama-bench measures."""
+def measure_here(model: Path, threads: int, prompt: int, generate: int, warm: int, prompts: int, seed: int) -> dict[str, Any]:
+    """In the child: the runner under random tokens, without sampling, as llama-bench measures. Of the figures, "prefills" are the speeds of
+    all prompts in their order, those before the clock started included."""
     from vllm_cpp import models
     from vllm_cpp.config import offload
     from vllm_cpp.config.engine import DEFAULT_BLOCK_SIZE, EngineParams
@@ -165,10 +167,14 @@ def measure_here(model: Path, threads: int, prompt: int, generate: int, warm: in
             runner.run([Chunk([draw.randrange(runner.vocab_size) for _ in range(count)], at, blocks, True)])
             at += count
 
-        load_s = time.perf_counter() - start
-        for count in [prompt] * (warm > 0) + [1] * warm:
-            at = 0 if at + count > prompt + generate else at
-            step(count)
+        load_s, prefills = time.perf_counter() - start, []
+        for _ in range(prompts or int(warm > 0)):
+            at, began = 0, time.perf_counter()
+            step(prompt)
+            prefills.append(prompt / (time.perf_counter() - began))
+        for _ in range(warm):
+            at = 0 if at + 1 > prompt + generate else at
+            step(1)
         at, began = 0, time.perf_counter()
         step(prompt)
         first, before = time.perf_counter(), runner.stats().get("expert_stream")
@@ -182,6 +188,7 @@ def measure_here(model: Path, threads: int, prompt: int, generate: int, warm: in
         budget = spared + runner._weights.copied_bytes + (stats["slots"] * cell_bytes(stats["slot_bytes"]) if stats else 0)
         runner.close()
     figures = {**_figures(load_s, first - began, prompt, marks, stats), "budget": budget if stats else None}
+    figures["prefills"] = [*prefills, figures["prefill"]]
     if stats and before:
         read = stats["bytes"] - before["bytes"]
         asked, hits = (sum(stats[n] - before[n] for n in names) for names in (("hits", "misses"), ("hits",)))
@@ -251,7 +258,7 @@ def slice_count(model: Path) -> int:
 def arms(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]]:
     """The command and the environment of each arm, by name."""
     child = [sys.executable, "-m", "benchmarks.streaming", str(args.model), "--child"]
-    child += [f"--{name}={getattr(args, name)}" for name in ("threads", "prompt", "generate", "warm")] + ["--text"] * args.text
+    child += [f"--{name}={getattr(args, name)}" for name in ("threads", "prompt", "generate", "warm", "prompts")] + ["--text"] * args.text
     found = {}
     for slots in [slice_count(args.model)] if args.fits else args.slots:
         stream = {"VT_MOE_EXPERT_STREAM": "1", "VT_MOE_EXPERT_STREAM_SLOTS": str(slots), "VT_MOE_EXPERT_STREAM_STATS_EVERY": "0"}
@@ -347,6 +354,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--prompt", type=int, default=16)
     found.add_argument("--generate", type=int, default=64)
     found.add_argument("--warm", type=int, default=0, help="tokens that are decoded before the clock starts, behind a prompt")
+    found.add_argument(
+        "--prompts", type=int, default=0, help="prompts before the clock starts (default: one, if any token is decoded then)"
+    )
     found.add_argument("--rounds", type=int, default=1)
     found.add_argument("--text", action="store_true", help="continue an English text instead of decoding random tokens")
     found.add_argument("--fits", action="store_true", help="a slot for every slice, warm pages, no limit: what streaming costs")
@@ -363,7 +373,7 @@ def main() -> None:
         figures = (
             generate_here(args.model, args.threads, args.generate, seed)
             if args.text
-            else measure_here(args.model, args.threads, args.prompt, args.generate, args.warm, seed)
+            else measure_here(args.model, args.threads, args.prompt, args.generate, args.warm, args.prompts, seed)
         )
         print(json.dumps(figures))
         return

@@ -66,7 +66,9 @@ def test_a_model_that_fits_is_warm_and_has_a_slot_for_every_slice(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(streaming, "PAUSE_S", 0)
     path = tiny_model("qwen2moe-s15-z0-mix")
-    args = streaming.parser().parse_args([str(path), "--fits", "--prompt", "30", "--generate", "3", "--warm", "70", "--threads", "1"])
+    args = streaming.parser().parse_args(
+        [str(path), "--fits", "--prompt", "30", "--generate", "3", "--warm", "70", "--prompts", "3", "--threads", "1"]
+    )
     found = streaming.compare(args)
     total = streaming.slice_count(path)
     assert list(found) == [f"streamed, {total} slots", "borrowed"]
@@ -74,6 +76,10 @@ def test_a_model_that_fits_is_warm_and_has_a_slot_for_every_slice(
     assert streamed["expert_stream"]["evictions"] == 0
     assert streamed["decode_hits"] > 0.9
     assert found["borrowed"][0]["budget"] is None
+    for row in (streamed, found["borrowed"][0]):
+        assert len(row["prefills"]) == 4
+        assert row["prefills"][-1] == row["prefill"]
+        assert min(row["prefills"]) > 0
 
 
 def test_a_text_goes_on(tiny_model) -> None:
@@ -98,8 +104,8 @@ def test_medians_ratios_and_bounds() -> None:
 
 def test_the_peer_is_asked_for_a_few_tokens_only(tmp_path: Path) -> None:
     args = argparse.Namespace(
-        model=Path("m.gguf"), slots=[5], threads=2, prompt=7, generate=500, warm=0, text=False, fits=False, peer=tmp_path / "llama-bench",
-        only=None,
+        model=Path("m.gguf"), slots=[5], threads=2, prompt=7, generate=500, warm=0, prompts=0, text=False, fits=False, only=None,
+        peer=tmp_path / "llama-bench",
     )  # fmt: skip
     found = streaming.arms(args)
     command, environment = found["llama.cpp mmap"]
@@ -131,7 +137,7 @@ def test_the_report_measures_all_there_is_to_say(tiny_model, tmp_path: Path, mon
     monkeypatch.setattr(streaming, "RATE_S", 0.05)
     monkeypatch.setattr(streaming_report, "model_file", lambda *_: path)
     monkeypatch.setattr(streaming_report, "LIMIT", 1e5)  # no tighter than the machine
-    monkeypatch.setattr(streaming_report, "FITS", ["--fits", "--prompt", "30", "--generate", "3", "--warm", "70"])
+    monkeypatch.setattr(streaming_report, "FITS", ["--fits", "--prompt", "30", "--generate", "3", "--warm", "70", "--prompts", "2"])
     monkeypatch.setattr(streaming_report, "STEPS", 10)
     monkeypatch.setattr(streaming_report, "CYCLES", 2)
     monkeypatch.setattr(streaming_report, "WARM_CYCLES", 1)
@@ -148,5 +154,6 @@ def test_the_report_measures_all_there_is_to_say(tiny_model, tmp_path: Path, mon
     assert text.count(" | ".join(streaming.HEADS)) == 2
     assert text.count("| streamed, ") == text.count("| borrowed | ") == 2
     assert "Streamed over borrowed, round by round: decode " in text
+    assert re.search(r"stands in the table: streamed (\d+, ){2}\d+ tok/s, borrowed (\d+, ){2}\d+\.", text)
     assert re.search(r"10 decoded tokens after as many others took -?\d+ KiB more, and 2 engines", text)
     assert limits.count(int(1e5 * path.stat().st_size)) == 4  # two plans and two arms
