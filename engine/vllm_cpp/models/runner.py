@@ -36,6 +36,9 @@ class Runner:
         self._step: StepArrays = builder.step
         self._table = builder.finish()
         self._logits = builder.logits
+        self._logits_address, self._logits_stride = int(self._logits.ctypes.data), self._logits.strides[0]
+        self._sizes = (-1, -1, -1)  # that the count cells hold
+        self._blocks: list[tuple[list[int], int]] = [([], 0)] * self._step.max_seqs  # of block_tables: which list, how much of it
         self._team = Team(builder.num_threads)
 
     def run(self, chunks: list[Chunk]) -> np.ndarray:
@@ -56,13 +59,9 @@ class Runner:
                     done_rows += self._run_piece(tokens, sampled, seqs, done_rows)
                     tokens = sampled = seqs = 0
                 take = min(length - first, step.max_tokens - tokens)
-                here = slice(tokens, tokens + take)
-                step.tokens[here] = chunk.token_ids[first : first + take]
-                start = chunk.start + first
-                step.positions[here] = np.arange(start, start + take)
-                step.seqs[here] = seqs
-                step.block_tables[seqs, : len(chunk.block_ids)] = chunk.block_ids
-                step.run_starts[seqs : seqs + 2] = tokens, tokens + take
+                self._put_tokens(tokens, seqs, chunk.token_ids, first, take, chunk.start + first)
+                self._put_blocks(seqs, chunk.block_ids)
+                step.run_starts[seqs], step.run_starts[seqs + 1] = tokens, tokens + take
                 step.state_ids[seqs] = chunk.state_id
                 tokens, first, seqs = tokens + take, first + take, seqs + 1
             if chunk.sample:
@@ -72,13 +71,37 @@ class Runner:
             done_rows += self._run_piece(tokens, sampled, seqs, done_rows)
         return self._logits[:done_rows]
 
+    # What changes from one decoding step to the next is little, and so is what is written: with the caches full of weights, every line that
+    # is touched between two steps counts.
+
+    def _put_tokens(self, at: int, row: int, token_ids: list[int], first: int, count: int, position: int) -> None:
+        step = self._step
+        if count == 1:
+            step.tokens[at], step.positions[at], step.seqs[at] = token_ids[first], position, row
+            return
+        here = slice(at, at + count)
+        step.tokens[here] = token_ids[first : first + count]
+        step.positions[here] = np.arange(position, position + count)
+        step.seqs[here] = row
+
+    def _put_blocks(self, row: int, block_ids: list[int]) -> None:
+        """A sequence's blocks; of a list that the row held before, what was added to it."""
+        held, count = self._blocks[row]
+        if held is not block_ids:
+            count = 0
+        if count < len(block_ids):
+            self._step.block_tables[row, count : len(block_ids)] = block_ids[count:]
+            self._blocks[row] = block_ids, len(block_ids)
+
     def _run_piece(self, tokens: int, sampled: int, seqs: int, done_rows: int) -> int:
         """Run the program on what stands in the step arrays; its logits go behind the `done_rows` that are there. Returns how many rows
         came."""
-        sizes = {"tokens": tokens, "sampled": sampled, "seqs": seqs}
-        for count in self._builder.counts:
-            count.cell[0] = count.factor * sizes[count.source]
-        self._builder.first_row[0] = self._logits.ctypes.data + done_rows * self._logits.strides[0]
+        if (tokens, sampled, seqs) != self._sizes:
+            self._sizes = tokens, sampled, seqs
+            sizes = {"tokens": tokens, "sampled": sampled, "seqs": seqs}
+            for count in self._builder.counts:
+                count.cell[0] = count.factor * sizes[count.source]
+        self._builder.first_row[0] = self._logits_address + done_rows * self._logits_stride
         self._team.run(self._table)
         if self._stream is not None:
             self._stream.end_step()

@@ -15,8 +15,9 @@ class Chunk:
     """A run of tokens of one sequence.
 
     `start` is the position of the first token. `block_ids` are the KV blocks of the sequence, enough for `start + len(token_ids)` tokens;
-    the list is the sequence's own, so it is good until the runner returns. `sample` says that the logits of the last token are wanted.
-    `state_id`, below max_num_seqs, is the sequence's alone while it runs: recurrent layers keep what they know of it there.
+    the list is the sequence's own, which only grows: a sequence that loses its blocks gets another list. `sample` says that the logits of
+    the last token are wanted. `state_id`, below max_num_seqs, is the sequence's alone while it runs: recurrent layers keep what they know
+    of it there.
     """
 
     token_ids: list[int]

@@ -161,6 +161,7 @@ class Team:
         self.size = size
         self._control = aligned_zeros(_BEDS + _BED_WORDS * size, np.int64)
         self._address = self._control.ctypes.data
+        self._table: np.ndarray | None = None  # that stands in the control record
         lead.address, serve.address, dismiss.address  # noqa: B018 - compile now, before any thread waits for another
         prepare(self._address, size)
         self._threads: list[threading.Thread] = []
@@ -182,8 +183,10 @@ class Team:
     def run(self, table: np.ndarray) -> None:
         """Run `table`, int64 [n_ops, 3] whose last entry has a barrier, on every thread; returns when all operations are done. One caller
         at a time."""
-        self._control[_TABLE] = table.ctypes.data
-        self._control[_COUNT] = len(table)
+        if table is not self._table:
+            self._table = table
+            self._control[_TABLE] = table.ctypes.data
+            self._control[_COUNT] = len(table)
         lead(self._address, self.size)
 
     def close(self) -> None:
