@@ -10,7 +10,7 @@ Decoded tokens are random ones, as llama-bench's are: each goes its own way thro
 English text instead, whose routing is that of use. Two bounds stand beside the streamed arms, measured in the same round: the same steps
 without a limit on warm pages ("resident"), and the drive's rate for reads of a slice's size by as many lanes, over the bytes a token read.
 "Reads" is what lanes brought in while there was anything to bring, over that rate. The budget is what the process may say it needs: arena,
-copied weights, KV cache, and what `--plan` spares for everything else.
+copied weights, KV cache, states, and what `--plan` spares for everything else.
 
 `--warm N` goes through the prompt and N tokens before the clock starts, `--prompts M` through M prompts of other tokens instead of one:
 their speeds are kept too, for each chooses slices that none before it chose. `--fits` compares a model that fits in memory on warm pages:
@@ -184,8 +184,9 @@ def measure_here(model: Path, threads: int, prompt: int, generate: int, warm: in
             step(1)
             marks.append(time.perf_counter())
         missing, stats = watch.missing(), runner.stats().get("expert_stream")
-        spared = forecast.WORKING_BYTES + models.kv_cache_bytes(opened, params, residency)
-        budget = spared + runner._weights.copied_bytes + (stats["slots"] * cell_bytes(stats["slot_bytes"]) if stats else 0)
+        kept = models.kv_cache_bytes(opened, params, residency) + models.state_bytes(opened, params, residency)
+        arena = stats["slots"] * cell_bytes(stats["slot_bytes"]) if stats else 0
+        budget = forecast.WORKING_BYTES + kept + runner._weights.copied_bytes + arena
         runner.close()
     figures = {**_figures(load_s, first - began, prompt, marks, stats), "budget": budget if stats else None}
     figures["prefills"] = [*prefills, figures["prefill"]]

@@ -272,7 +272,9 @@ def _with_forecast(plan: Plan, model: GGUFModel, params: EngineParams) -> Plan:
     from vllm_cpp.residency import forecast
 
     kv_bytes = models.kv_cache_bytes(model, params, plan.residency)
-    return dataclasses.replace(plan, forecast=forecast.make(plan, model, kv_bytes=kv_bytes, threads=params.num_threads))
+    state_bytes = models.state_bytes(model, params, plan.residency) if plan.towers else 0
+    made = forecast.make(plan, model, kv_bytes=kv_bytes, state_bytes=state_bytes, threads=params.num_threads)
+    return dataclasses.replace(plan, forecast=made)
 
 
 def load(

@@ -9,9 +9,13 @@ import re
 import pytest
 
 import tiny_models
+import vllm_cpp
+from vllm_cpp import models
+from vllm_cpp.config.engine import EngineParams
 from vllm_cpp.config.offload import Residency
 from vllm_cpp.gguf_file import open_model
 from vllm_cpp.kernels.cpu.slots import ALIGNMENT
+from vllm_cpp.models.builder import Builder
 from vllm_cpp.residency import disk, forecast, memory, plan
 from vllm_cpp.residency.devices import CPU
 from vllm_cpp.residency.slots import SlotStore
@@ -75,6 +79,43 @@ def test_the_sums_are_those_of_the_file(model, speeds):
         assert expected.even_tokens_per_s == pytest.approx(1 / (expected.compute_s + (1 - slots / total) * used / 2e9))
         assert expected.even_tokens_per_s < expected.tokens_per_s < expected.bound_tokens_per_s
         assert expected.bound_tokens_per_s == 1 / max(expected.compute_s, expected.read_s)
+
+
+def test_what_sequences_keep_takes_room_from_the_arena(model, speeds):
+    cell = SlotStore(1, by_hand(model)[-1]).cell_bytes
+    made = planned(model, 1 << 30)
+    with_states = forecast.make(made, model, kv_bytes=KV_BYTES, state_bytes=3 * cell, threads=2)
+    without = forecast.make(made, model, kv_bytes=KV_BYTES, threads=2)
+    assert (with_states.state_bytes, without.state_bytes) == (3 * cell, 0)
+    assert without.room_bytes - with_states.room_bytes == 3 * cell
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen35moe", "qwen3next", "jamba", "granitehybrid", "lfm2moe", "nemotron_h_moe", "deepseek4", "bailingmoe3"]
+)
+def test_states_are_counted_as_an_engine_sets_them_aside(family, tmp_path, monkeypatch):
+    path = tiny_models.build(family, dtype="F32").write(tmp_path / "tiny.gguf")
+    taken, real = [], Builder.state
+
+    def state(builder, n_values):
+        found = real(builder, n_values)
+        taken.append(builder.keep[-1].nbytes)
+        return found
+
+    params = EngineParams(model_path=str(path), threads=1, max_num_seqs=3, num_blocks=4)
+    with open_model(path) as opened:
+        told = models.state_bytes(opened, params, Residency())
+    monkeypatch.setattr(Builder, "state", state)
+    with open_model(path) as opened:
+        models.load(opened, params, Residency()).close()
+    assert told == sum(taken) > 0
+    monkeypatch.setattr(Builder, "state", real)
+    planned = vllm_cpp.plan(str(path), measure=True, max_num_seqs=3, num_blocks=4)
+    assert planned.forecast.state_bytes == told
+
+
+def test_attention_alone_keeps_nothing_beside_its_cache(model):
+    assert models.state_bytes(model, EngineParams(model_path=model.path), Residency()) == 0
 
 
 def test_a_file_that_fits_needs_no_slots_and_gets_no_more_than_it_has_slices(model, speeds):

@@ -69,7 +69,8 @@ def _streaming(plan: Plan) -> Iterator[Row]:
     if forecast is None:
         return
     yield "streaming", _whether(plan, forecast)
-    kept = f"{_size(forecast.kv_bytes)} of KV cache and {_size(forecast.spare_bytes)} to spare"
+    states = f", {_size(forecast.state_bytes)} of what running sequences keep beside it" if forecast.state_bytes else ""
+    kept = f"{_size(forecast.kv_bytes)} of KV cache{states} and {_size(forecast.spare_bytes)} to spare"
     if forecast.proposed is None:
         yield "slots", f"none fit: {_size(forecast.room_bytes)} are left beside everything dense, {kept}"
     else:
@@ -200,6 +201,7 @@ def _forecast_facts(plan: Plan) -> dict[str, Any] | None:
         "why_not": plan.unstreamed or None,
         "fits_in_memory": forecast.fits,
         "kv_cache_bytes": forecast.kv_bytes,
+        "state_bytes": forecast.state_bytes,
         "spare_bytes": forecast.spare_bytes,
         "room_bytes": forecast.room_bytes,
         "drive_bytes_per_s": None if forecast.drive is None else forecast.drive.bytes_per_s,

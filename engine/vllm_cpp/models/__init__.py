@@ -15,6 +15,7 @@ from vllm_cpp.errors import InvalidArgumentError, ModelLoadError
 from vllm_cpp.gguf_file import GGUFModel
 from vllm_cpp.gguf_file.hparams import HyperParameters, read_hyper_parameters, without_drafts
 from vllm_cpp.kernels.cpu.kv_cache import KvLayout
+from vllm_cpp.models import states
 from vllm_cpp.models.builder import Builder, StepArrays
 from vllm_cpp.models.pooling import read_pooling
 from vllm_cpp.models.registry import Family, find, supported
@@ -23,7 +24,7 @@ from vllm_cpp.residency.borrow import Weights
 from vllm_cpp.residency.expand import ExpandedWeights
 from vllm_cpp.residency.streaming import open_stream
 
-__all__ = ["Runner", "find", "kv_cache_bytes", "load", "supported"]
+__all__ = ["Runner", "find", "kv_cache_bytes", "load", "state_bytes", "supported"]
 
 DEFAULT_NUM_BLOCKS = 256
 # Tokens computed together. A longer step is run in pieces of this many: larger pieces gain nothing once weights are reused this often, and
@@ -99,6 +100,17 @@ def kv_cache_bytes(model: GGUFModel, params: EngineParams, residency: Residency)
     layouts = _kv_layouts(model, params, residency, family, hp)
     block_bytes = sum(layout.block_bytes for layout in layouts if layout)
     return _sizes(params, hp, block_bytes, family.state_grows)[0] * block_bytes
+
+
+def state_bytes(model: GGUFModel, params: EngineParams, residency: Residency) -> int:
+    """Bytes of what running sequences keep beside the KV cache in the engine that `load` would set up; errors as `load` has them."""
+    family, hp = find(model.architecture), read_hyper_parameters(model)
+    model = without_drafts(model)
+    layouts, pooling = _kv_layouts(model, params, residency, family, hp), read_pooling(model, family)
+    longest = _sizes(params, hp, sum(layout.block_bytes for layout in layouts if layout), family.state_grows)[1]
+    step = StepArrays(1, params.max_num_seqs, -(-longest // params.block_size))
+    out_width = hp.embedding_length if pooling else hp.vocab_size
+    return states.state_bytes(model, params, family, hp, step=step, out_width=out_width, kv_layouts=layouts, pooling=pooling)
 
 
 def _kv_layouts(model: GGUFModel, params: EngineParams, residency: Residency, family: Family, hp: HyperParameters) -> list[KvLayout | None]:

@@ -95,6 +95,11 @@ class State:
     stride: int
 
 
+def state_stride(n_values: int) -> int:
+    """Bytes between two sequences' states of `n_values` float32 values."""
+    return -(-n_values // 16) * 64
+
+
 @dataclass(slots=True)
 class StepArrays:
     """What a step is about, at addresses that never change. `max_blocks` KV blocks a sequence. Tokens stand in runs, one a sequence."""
@@ -183,7 +188,7 @@ class Builder:
         """Room for `n_values` float32 values a running sequence. Pages that no sequence comes to are never touched."""
         self.has_state = True
         try:
-            array = self.zeros((self.step.max_seqs, -(-n_values // 16) * 16), np.float32)
+            array = self.zeros((self.step.max_seqs, state_stride(n_values) // 4), np.float32)
         except MemoryError as error:
             raise ModelLoadError(
                 f"{self.model.path}: not enough memory for the recurrent state of {self.step.max_seqs} sequences; lower max_num_seqs"
@@ -234,6 +239,10 @@ class Builder:
             kernels = encoding_kernels(info.encoding.name)
         except ModelLoadError as error:
             raise ModelLoadError(f"tensor '{info.name}': {error}") from None
+        return self.weight_of(info, kernels)
+
+    def weight_of(self, info: TensorInfo, kernels: EncodingKernels) -> Weight:
+        """A matrix or tower, for these kernels."""
         *_, n_rows, k = info.shape
         slice_bytes = info.slice_bytes if len(info.shape) == 3 else 0
         return Weight(

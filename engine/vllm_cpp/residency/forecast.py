@@ -73,11 +73,12 @@ class Expectation:
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """`fits`: the whole file has room in memory, so that streaming has nothing to gain; None where the system does not say. `room_bytes`
-    is what an arena may take: what is available without everything dense, the KV cache and what is spared. `proposed` is None where not
-    even one expert's slices find room, `asked` unless something is streamed."""
+    is what an arena may take: what is available without everything dense, the KV cache, the states of running sequences and what is spared.
+    `proposed` is None where not even one expert's slices find room, `asked` unless something is streamed."""
 
     fits: bool | None
     kv_bytes: int
+    state_bytes: int
     spare_bytes: int
     room_bytes: int
     drive: disk.Measured | None
@@ -97,20 +98,22 @@ def hit_rate(share: float) -> float:
     return low + (high - low) * min((share - before) / (after - before), 1.0)
 
 
-def make(plan: Plan, model: GGUFModel, *, kv_bytes: int, threads: int) -> Forecast | None:
-    """The forecast for an opened file; None where it has no routed experts. `kv_bytes` and `threads` are those of the engine to come."""
+def make(plan: Plan, model: GGUFModel, *, kv_bytes: int, threads: int, state_bytes: int = 0) -> Forecast | None:
+    """The forecast for an opened file; None where it has no routed experts. `kv_bytes` of KV cache, `state_bytes` of what running sequences
+    keep beside it, and `threads` are those of the engine to come."""
     if not plan.towers:
         return None
     total_slices = sum(plan.slices.values())
     available = plan.available_bytes
     spare = WORKING_BYTES + int(_SPARED * (available or 0))
-    beside = plan.dense_bytes + kv_bytes + spare
+    beside = plan.dense_bytes + kv_bytes + state_bytes + spare
     room = max(0, available - beside) if available is not None else total_slices * cell_bytes(plan.largest_slice)
     speeds = measure_drive(model, plan), memory.measure(threads, room)
     slots = min(total_slices, room // cell_bytes(plan.largest_slice))
     return Forecast(
         fits=None if available is None else plan.tower_bytes + beside <= available,
         kv_bytes=kv_bytes,
+        state_bytes=state_bytes,
         spare_bytes=spare,
         room_bytes=room,
         drive=speeds[0],
