@@ -254,7 +254,7 @@ def test_shuffles_tables_and_masks():
         v = load(u8x64, x)
         store(reversed_bytes, simd.shuffle(v, range(63, -1, -1)))
         store(looked_up, simd.table16(load(i8x16, table), load(u8x64, index)))
-        store(masked, simd.select(simd.bit_mask(load(u16x4, bits)), simd.opaque(v), constant(u8x64, 99)))
+        store(masked, simd.select(simd.bit_mask(load(u16x4, bits)), simd.pinned(simd.opaque(v)), constant(u8x64, 99)))
 
     @njit
     def kernel(x, table, index, bits, reversed_bytes, looked_up, masked):

@@ -203,6 +203,11 @@ def in_order() -> None:
     builder().fence("acq_rel", "singlethread")
 
 
+def wide_registers() -> bool:
+    """Whether vectors of 64 bytes fit a register, bytes and 16-bit lanes too; there are 32 of them then."""
+    return "avx512bw" in features()
+
+
 def sums_at_once(rows: int, vectors: int) -> tuple[int, int]:
     """How many of `rows` rows and `vectors` 16-lane vectors of f32 sums an inner product keeps in registers, with room for what it adds
     to them."""
@@ -329,10 +334,21 @@ def bit_mask(bits: Value) -> Value:
 
 def opaque(x: Value) -> Value:
     """The same value, computed as written: LLVM moves nothing past this point (unrolled functions only)."""
+    return _through_assembly(x, "=v,0", side_effect=False)
+
+
+def pinned(x: Value) -> Value:
+    """The same value, computed before anything that is written after it is loaded or stored: LLVM would first do every load that is
+    possible and then be out of registers (unrolled functions only)."""
+    return _through_assembly(x, "=v,0,~{memory}", side_effect=True)
+
+
+def _through_assembly(x: Value, constraints: str, *, side_effect: bool) -> Value:
+    """Through an empty piece of assembly; where x does not fit a register, x as it is."""
     widest = next((bits for needed, bits in (("avx512f", 512), ("avx2", 256), ("sse2", 128)) if needed in features()), 0)
     if x.type.lanes * x.type.element.bitwidth > widest:
         return x
-    return Value(x.type, builder().asm(ir.FunctionType(x.ir.type, [x.ir.type]), "", "=v,0", [x.ir], side_effect=False))
+    return Value(x.type, builder().asm(ir.FunctionType(x.ir.type, [x.ir.type]), "", constraints, [x.ir], side_effect=side_effect))
 
 
 def repeat(x: Value, times: int) -> Value:

@@ -8,17 +8,16 @@ needs no horizontal sums, and every row's sum is one lane. Must not know what th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import add
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.simd import high, i32x16, i64, join, load, low, prefetch, shuffle, store, unrolled
-from vllm_cpp.kernels.vectors import Value, constant, features
+from vllm_cpp.kernels.simd import high, i32, i32x16, i64, join, load, low, prefetch, reinterpret, shuffle, store, unrolled, wide_registers
+from vllm_cpp.kernels.vectors import Value, VecType, constant
 
 AHEAD = 4096  # bytes that row kernels prefetch ahead: hardware stops at page ends, this does not
 FAR_AHEAD = 4 * AHEAD  # and where several rows are read side by side, which hardware does not follow, into the second cache
 GROUP = 16
 # Rows a tile kernel works on at once: two vectors of 16 where there are 32 wide registers to hold their sums.
-ROWS = 32 if "avx512bw" in features() else 16
+ROWS = 32 if wide_registers() else 16
 WORD_BYTES = 4 * ROWS
 
 
@@ -69,10 +68,11 @@ def transpose_rows(staged, n_lines, to):  # type: ignore[no-untyped-def]
         transpose_lines(staged + 64 * line, 64 * n_lines, to + 16 * WORD_BYTES * line, 4 * WORD_BYTES, WORD_BYTES)
 
 
-def ask_ahead(address: Value, n_bytes: int) -> None:
+def ask_ahead(address: Value, n_bytes: int, share: tuple[int, int] = (0, 1)) -> None:
     """Prefetch what row kernels that read four rows side by side will come to, in the order of addresses: asked for row by row it came in
-    half as fast (unrolled functions only)."""
-    for line in range(0, n_bytes, 64):
+    half as fast. `share`: which of how many parts of it (unrolled functions only)."""
+    part, parts = share
+    for line in [line for i, line in enumerate(range(0, n_bytes, 64)) if i * parts // -(-n_bytes // 64) == part]:
         prefetch(address + (FAR_AHEAD + line), 2)
         prefetch(address + (AHEAD + line))
 
@@ -83,17 +83,59 @@ def four_lines(lines: Iterable[Value]) -> Value:
     return join(join(a, b), join(c, d))
 
 
-def side_by_side(rows: Sequence[Value]) -> Value:
+def _picked(x: Value, y: Value, lanes: Sequence[int]) -> Value:
+    """In each 128 bits, 32-bit lanes of x (0 to 3) and of y (4 to 7)."""
+    n = x.type.lanes
+    return shuffle(x, [base + lane % 4 + (n if lane >= 4 else 0) for base in range(0, n, 4) for lane in lanes], y)
+
+
+def _as_words(x: Value) -> Value:
+    return reinterpret(VecType(i32, x.type.lanes * x.type.element.bitwidth // 32), x)
+
+
+# How two vectors become two in which lanes of both stand side by side, at the first and at the second fold.
+_SIDES = (((0, 1, 4, 5), (2, 3, 6, 7)), ((0, 2, 4, 6), (1, 3, 5, 7)))
+# The same where the order of what is added does not matter. A blend is cheapest where registers are narrow, and costs a copy elsewhere.
+_ADDED = (
+    (((0, 4, 1, 5), (2, 6, 3, 7)), ((0, 1, 4, 5), (2, 3, 6, 7)))
+    if wide_registers()
+    else (((0, 1, 6, 7), (2, 3, 4, 5)), ((0, 2, 4, 6), (1, 3, 5, 7)))
+)
+
+
+def interleaved(rows: Sequence[Value], folds: int) -> list[list[Value]]:
+    """Rows by one (two, four): vectors that hold a few 32-bit lanes of each row side by side, as `merged` sums do (unrolled functions
+    only)."""
+    groups = [[_as_words(row)] for row in rows]
+    for sides in _SIDES[:folds]:
+        groups = [
+            [_picked(a, b, side) for a, b in zip(one, other, strict=True) for side in sides]
+            for one, other in zip(groups[::2], groups[1::2], strict=True)
+        ]
+    return groups
+
+
+def merged(rows: Sequence[Value], folds: int, done: int = 0) -> Sequence[Value]:
+    """Of each two rows one, `folds` times: their sums side by side, all added that are of one row; `done` times that was done before
+    (unrolled functions only)."""
+    for sides in _ADDED[done : done + folds]:
+        kind = rows[0].type
+        words = [_as_words(row) for row in rows]
+        parts = [[reinterpret(kind, _picked(a, b, side)) for side in sides] for a, b in zip(words[::2], words[1::2], strict=True)]
+        rows = [a + b for a, b in parts]
+    return rows
+
+
+def side_by_side(rows: Sequence[Value], done: int = 0) -> Value:
     """Of each 128 bits of four vectors the sum of their lanes, the four vectors' sums side by side (unrolled functions only)."""
-    for width in (1, 2):
-        rows = [add(*_interleave(x, y, width)) for x, y in zip(rows[::2], rows[1::2], strict=True)]
-    (total,) = rows
+    (total,) = merged(rows, 2 - done, done)
     return total
 
 
-def across(rows: Sequence[Value]) -> Value:
-    """The sum of all lanes of each of four vectors, a vector a lane; exact in integers (unrolled functions only)."""
-    total = side_by_side(rows)
+def across(rows: Sequence[Value], done: int = 0) -> Value:
+    """The sum of all lanes of each of four vectors, a vector a lane; exact in integers (unrolled functions only). They may be `merged`
+    already, `done` times."""
+    total = side_by_side(rows, done)
     while total.type.lanes > 4:
         total = low(total) + high(total)
     return total

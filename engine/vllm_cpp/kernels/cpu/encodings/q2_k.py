@@ -5,10 +5,10 @@ Each half of a block (128 values) has 32 bytes: bits 2r and 2r + 1 of byte i bel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings import q8k
+from vllm_cpp.kernels.cpu.encodings import q8k, q8k_rows
 from vllm_cpp.kernels.cpu.encodings.panel import four_lines
 from vllm_cpp.kernels.cpu.encodings.scales6 import d_and_dmin
 from vllm_cpp.kernels.simd import (
@@ -35,35 +35,44 @@ from vllm_cpp.kernels.vectors import Value, constant
 BLOCK_BYTES = 84
 
 
-def unpack(w: Value) -> tuple[list[Value], Value, Value, Value]:
-    quants = []
+def quants(w: Value) -> Iterator[Value]:
+    """Of a block, 64 at a time."""
     for half in range(2):
         packed = load(u8x32, w + (16 + 32 * half))
         packed = reinterpret(u16x32, join(packed, packed))
-        quants += [reinterpret(u8x64, packed >> constant(u16x32, [run] * 16 + [run + 2] * 16)) & 3 for run in (0, 4)]
+        for run in (0, 4):
+            yield reinterpret(u8x64, packed >> constant(u16x32, [run] * 16 + [run + 2] * 16)) & 3
+
+
+def unpack(w: Value) -> tuple[Iterator[Value], Value, Value, Value]:
     both = load(u8x16, w)
-    return quants, convert(i16x16, both & 15), convert(i16x16, both >> 4), d_and_dmin(w + 80)
+    return quants(w), convert(i16x16, both & 15), convert(i16x16, both >> 4), d_and_dmin(w + 80)
 
 
 ORDER = tuple((2 * run, 2 * run + 1, 2 * run + 8, 2 * run + 9) for run in range(4))
 
 
-def quants_as_they_lie(w: Value) -> list[Value]:
+def quants_as_they_lie(w: Value) -> Iterator[Value]:
     """The same run of both halves in a vector: ORDER."""
     packed = load(u8x64, w + 16)
-    return [(packed >> 2 * run) & 3 for run in range(4)]
+    for run in range(4):
+        yield (packed >> 2 * run) & 3
 
 
-def heads(blocks: Sequence[Value]) -> q8k.Heads:
+def heads(blocks: Sequence[Value]) -> q8k_rows.Heads:
     both = four_lines(load(u8x16, block) for block in blocks)
-    scales, minimums = ([convert(i16x16, shuffle(x, range(at, at + 16))) for at in range(0, 64, 16)] for x in (both & 15, both >> 4))
+    scales, minimums = (
+        [convert(i16x16, shuffle(x, [at + i for i in q8k_rows.spread()])) for at in range(0, 64, 16)] for x in (both & 15, both >> 4)
+    )
+    lanes = q8k_rows.in_spread()
     d = reinterpret(u16x8, pack([load(u32, block + 80) for block in blocks]))
     d = half_to_float(shuffle(d, [0, 2, 4, 6, 1, 3, 5, 7]))
-    return q8k.Heads([opaque(row) for row in scales], minimums, low(d), high(d))
+    return q8k_rows.Heads([opaque(row) for row in scales], minimums, low(d), high(d), lanes, lanes)
 
 
+WIDE = q8k_rows.Quants(quants_as_they_lie, ORDER)
 FORM = q8k.Form(BLOCK_BYTES, unpack, largest=3)
-dots, stage, values = q8k.four_dots(FORM, quants_as_they_lie, heads, ORDER), q8k.stage(FORM), q8k.values(FORM)
+dots, stage, values = q8k_rows.four_dots(FORM, heads, WIDE, q8k_rows.Quants(quants)), q8k.stage(FORM), q8k.values(FORM)
 folded = FORM.folded
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
@@ -71,7 +80,7 @@ none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows_by_four(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    q8k_rows.rows(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

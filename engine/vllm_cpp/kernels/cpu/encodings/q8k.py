@@ -11,24 +11,20 @@ cache line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, GROUP, ROWS, WORD_BYTES, across, ask_ahead, filled, store_lanes, transpose_rows
+from vllm_cpp.kernels.cpu.encodings.panel import GROUP, ROWS, WORD_BYTES, filled, store_lanes, transpose_rows
 from vllm_cpp.kernels.simd import (
     convert,
     dot_i16,
     dots,
     dots_at_once,
     f32,
-    f32x4,
     f32x16,
     fma,
-    high,
-    i8x32,
     i8x64,
-    i16x16,
     i16x32,
     i32,
     i32x4,
@@ -38,8 +34,6 @@ from vllm_cpp.kernels.simd import (
     join,
     load,
     low,
-    opaque,
-    pair_sums,
     prefetch,
     reinterpret,
     shuffle,
@@ -89,6 +83,11 @@ class Form:
         return self.zero is not None
 
     @property
+    def whole_range(self) -> bool:
+        """Whether quants are multiplied as u8 up to 255, too large for sums of 16 bits."""
+        return self.signed and signed_offset() != 0
+
+    @property
     def dot_zero(self) -> int:
         """The zero point of the quants as they are multiplied."""
         return (self.zero or 0) + (signed_offset() if self.signed else 0)
@@ -107,100 +106,6 @@ def sums_at(k):  # type: ignore[no-untyped-def]
 @jit.inner
 def scales_at(k):  # type: ignore[no-untyped-def]
     return k + k // 8
-
-
-def dot(form: Form) -> Callable:
-    """total + one block of a weight row times one of an activation row: f32x4 of running sums, the d part in lane 0, the dmin part in
-    lane 1."""
-
-    def block_dot(total: Value, w: Value, quants: Value, sums: Value, d: Value) -> Value:
-        for line in range(0, form.block_bytes, 64):
-            prefetch(w + (AHEAD + line))
-        unpacked, scales, minimums, weight_d = form.unpacked(w)
-        whole_range = form.signed and signed_offset() != 0  # the quants are u8 up to 255, too large for sums of 16 bits
-        # LLVM would widen the scales after each shuffle instead of once before them
-        scales = opaque(convert(i32x16, scales) if whole_range else scales)
-        whole = zero(i32x16)
-        for j, q in enumerate(unpacked):
-            act = load(i8x64, quants + 64 * j)
-            if whole_range:
-                by_four = shuffle(scales, [4 * j + lane // 4 for lane in range(16)])
-                whole = whole + dots(zero(i32x16), [(q, act)], form.largest) * by_four
-            else:
-                by_pair = shuffle(scales, [4 * j + lane // 8 for lane in range(32)])
-                whole = dot_i16(whole, pair_sums(q, act), by_pair)
-        whole = low(whole) + high(whole)
-        low_sums = dot_i16(zero(i32x8), minimums, load(i16x16, sums)) if minimums is not None else None
-        if form.folded:
-            whole = whole if low_sums is None else whole - low_sums
-            whole = low(whole) + high(whole)
-            for swap in (2, 1):
-                whole = whole + shuffle(whole, [lane ^ swap for lane in range(4)])
-        else:
-            # both sums side by side, as d and dmin stand
-            whole = shuffle(whole, [0, 8, 1, 9, 4, 12, 5, 13], low_sums) + shuffle(whole, [2, 10, 3, 11, 6, 14, 7, 15], low_sums)
-            whole = low(whole) + high(whole)
-            whole = whole + shuffle(whole, [2, 3, 0, 1])
-        return fma(convert(f32x4, whole), weight_d * load(f32, d), total)
-
-    return unrolled(block_dot)
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What stands beside the quants in one block of each of four rows: i16x16 scales, of which lane `scale_of[g]` is that of the g-th 16
-    values; i16x16 minimums, one for each 16 values, or None; d and dmin (None where an encoding has one scale for both) as f32x4, a row a
-    lane."""
-
-    scales: Sequence[Value]
-    minimums: Sequence[Value] | None
-    d: Value
-    dmin: Value | None
-    scale_of: Sequence[int] = range(16)
-
-
-IN_ORDER = tuple(tuple(range(4 * j, 4 * j + 4)) for j in range(4))
-
-
-def four_dots(
-    form: Form, quants_of: Callable[[Value], Sequence[Value]], heads_of: Callable[[Sequence[Value]], Heads], order: Sequence = IN_ORDER
-) -> Callable:
-    """Totals + one block of each of four weight rows times one of an activation row: two f32x4 of running sums, a row a lane, of the d
-    parts and of the dmin parts.
-
-    The same arithmetic as `dot`, in fewer steps: activations are loaded once, heads unpack and sums are folded four at a time, and
-    `order` lets quants come as they lie: `order[j]` says which of the block's 16 groups of 16 values the j-th vector of quants holds.
-    """
-
-    def block_dots(
-        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, quants: Value, sums: Value, d: Value
-    ) -> tuple[Value, Value]:
-        blocks = (w0, w1, w2, w3)
-        ask_ahead(reached, 4 * form.block_bytes)
-        heads = heads_of(blocks)
-        acts = [join(load(i8x32, quants + 16 * groups[0]), load(i8x32, quants + 16 * groups[2])) for groups in order]
-        whole = []
-        for w, scales in zip(blocks, heads.scales, strict=True):
-            row = zero(i32x16)
-            for groups, act, q in zip(order, acts, quants_of(w), strict=True):
-                by_pair = shuffle(scales, [heads.scale_of[groups[lane // 8]] for lane in range(32)])
-                row = dot_i16(row, pair_sums(q, act), by_pair)
-            whole.append(row)
-        minimums = [scales * form.dot_zero for scales in heads.scales] if heads.minimums is None else heads.minimums
-        lows = [dot_i16(zero(i32x8), row, load(i16x16, sums)) for row in minimums]
-        act_d = load(f32, d)
-        if form.folded:
-            whole = [low(row) + high(row) - row_low for row, row_low in zip(whole, lows, strict=True)]
-        else:
-            low_total = fma(convert(f32x4, across(lows)), heads.dmin * act_d, low_total)
-        return fma(convert(f32x4, across(whole)), heads.d * act_d, total), low_total
-
-    return unrolled(block_dots)
-
-
-def finish(form: Form) -> Callable:
-    """The product out of the running sums."""
-    return unrolled(lambda total: total[0] if form.folded else total[0] - total[1])
 
 
 def stage(form: Form) -> Callable:
@@ -308,35 +213,6 @@ class Tile:
 def scratch_bytes(k: int) -> int:
     """Bytes of scratch the tile kernels need for rows of k values."""
     return 64 + STAGED_BYTES + k // BLOCK * COLUMN_BYTES
-
-
-@jit.inner
-def rows(block_dot, block_finish, block_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    """The row kernel of every form (see `jit.row_kernel`)."""
-    for r in range(n_rows):
-        row = w + r * stride
-        total = zero(f32x4)
-        for b in range(k // BLOCK):
-            total = block_dot(total, row + block_bytes * b, act + BLOCK * b, act + sums_at(k) + 32 * b, act + scales_at(k) + 4 * b)
-        store(out + 4 * r, block_finish(total))
-
-
-@jit.inner
-def rows_by_four(block_dots, folded, block_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    """The same of forms that have `four_dots`; behind the last row it is computed again, and left out."""
-    last = n_rows - 1
-    for r in range(0, n_rows, 4):
-        row0, row1, row2, row3 = w + r * stride, w + min(r + 1, last) * stride, w + min(r + 2, last) * stride, w + min(r + 3, last) * stride
-        total, low_total = zero(f32x4), zero(f32x4)
-        for b in range(k // BLOCK):
-            at = block_bytes * b
-            total, low_total = block_dots(
-                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, row0 + 4 * at,
-                act + BLOCK * b, act + sums_at(k) + 32 * b, act + scales_at(k) + 4 * b,
-            )  # fmt: skip
-        if not folded:
-            total = total - low_total
-        store_lanes(out + 4 * r, total, n_rows - r)
 
 
 @jit.inner

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_cpp.kernels.cpu.encodings import q8k
+from vllm_cpp.kernels.cpu.encodings import q8k_rows
 from vllm_cpp.kernels.cpu.encodings.panel import four_lines
 from vllm_cpp.kernels.simd import (
     convert,
@@ -47,7 +47,7 @@ def d_and_dmin(address: Value) -> Value:
     return half_to_float(low(reinterpret(u16x8, splat(u32x4, load(u32, address)))))
 
 
-def heads(blocks: Sequence[Value]) -> q8k.Heads:
+def heads(blocks: Sequence[Value]) -> q8k_rows.Heads:
     """All that stands before the quants of four blocks: a word of d and dmin, then the 12 bytes."""
     words = four_lines(load(u32x4, block) for block in blocks)
     lows = shuffle(words, [at + word for at in range(0, 16, 4) for word in (1, 3, 2, 3)]) >> constant(u32x16, [0, 0, 0, 4] * 4)
@@ -58,4 +58,4 @@ def heads(blocks: Sequence[Value]) -> q8k.Heads:
     d = reinterpret(u16x8, shuffle(words, range(0, 16, 4)))
     d = half_to_float(shuffle(d, [0, 2, 4, 6, 1, 3, 5, 7]))
     scale_of = [i // 2 for i in range(16)]
-    return q8k.Heads(rows, [shuffle(row, [8 + i for i in scale_of]) for row in rows], low(d), high(d), scale_of)
+    return q8k_rows.Heads(rows, rows, low(d), high(d), scale_of, [8 + i for i in scale_of])

@@ -7,48 +7,57 @@ Bytes 0..31 hold five trits each, number n belonging to value 32n + i; bytes 32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings import q8k, ternary
-from vllm_cpp.kernels.simd import high, join, load, low, opaque, reinterpret, select, splat, u8x16, u8x32, u32, u32x4
-from vllm_cpp.kernels.vectors import Value, constant
+from vllm_cpp.kernels.cpu.encodings import q8k, q8k_rows, ternary
+from vllm_cpp.kernels.simd import high, i8x16, i8x32, join, load, low, opaque, reinterpret, select, shuffle, splat, u8, u32, u32x4
+from vllm_cpp.kernels.vectors import Value, VecType, constant
 
 BLOCK_BYTES = 54
 
 
-def unpack(w: Value) -> list[Value]:
-    long, short = load(u8x32, w), load(u8x16, w + 32)
-    last = reinterpret(u8x16, splat(u32x4, load(u32, w + 48))) * constant(u8x16, [3 ** (i // 4) for i in range(16)])
-    last = opaque(last)  # or LLVM would multiply it and what it is joined to again, as wider numbers
+def unpack(w: Value) -> Iterator[Value]:
+    # fractions are held 128 lower, which tripling (of bytes) keeps, so that signed bytes compare as they do
+    long, short = load(i8x32, w) ^ -128, load(i8x16, w + 32) ^ -128
+    last = reinterpret(i8x16, splat(u32x4, load(u32, w + 48))) ^ -128
+    last = shuffle(last, [*range(4), *range(20, 24)] * 2, _times3(last))
+    last = shuffle(last, [*range(8), *range(24, 32)], _times9(last))
     first = join(long, _times3(long))
+    yield _first_trit(first)
     second = _times9(first)
+    yield _first_trit(second)
     short = join(short, _times3(short))
     fifth = _times9(join(low(second), short))  # of the long run, then the third and fourth of the short
-    fourth = join(high(fifth), join(_times9(low(high(fifth))), last))
-    return [_first_trit(fraction) for fraction in (first, second, join(low(fifth), short), fourth)]
+    yield _first_trit(join(low(fifth), short))
+    yield _first_trit(join(high(fifth), join(_times9(low(high(fifth))), last)))
 
 
 def _times3(x: Value) -> Value:
-    return x + x + x
+    return x + opaque(x + x)  # or LLVM would multiply bytes, as wider numbers
 
 
 def _times9(x: Value) -> Value:
     return _times3(_times3(x))
 
 
-def _first_trit(fraction: Value) -> Value:
-    zero, one, two = (constant(fraction.type, trit) for trit in range(3))
-    return select(fraction >= 171, two, select(fraction >= 86, one, zero))
+def _first_trit(lowered: Value) -> Value:
+    kind = VecType(u8, lowered.type.lanes)
+    zero, one, two = (constant(kind, trit) for trit in range(3))
+    return select(lowered > 170 - 128, two, select(lowered > 85 - 128, one, zero))
 
 
 FORM = ternary.form(BLOCK_BYTES, 52, unpack)
-dot, finish, stage, values = ternary.dot(FORM), q8k.finish(FORM), q8k.stage(FORM), q8k.values(FORM)
+dots = q8k_rows.four_dots(FORM, ternary.heads(52), q8k_rows.Quants(unpack))
+stage, values = q8k.stage(FORM), q8k.values(FORM)
+folded = FORM.folded
 pieces = q8k.Tile(FORM)
 none, begin, add, end, total = pieces.none, pieces.begin, pieces.add, pieces.end, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    q8k.rows(dot, finish, BLOCK_BYTES, w, stride, n_rows, k, act, out)
+    q8k_rows.rows(dots, folded, BLOCK_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

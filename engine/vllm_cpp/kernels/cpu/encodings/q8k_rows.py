@@ -1,0 +1,279 @@
+"""Row products of encodings with 256-value superblocks: four weight rows at once times one "q8k" activation row.
+
+Owns how the exact integer sums of `q8k.py` are gathered. Four rows share what one row would do by itself: activations are loaded once,
+the heads of four blocks are unpacked together, and quants are multiplied in the order in which they lie. With registers of 64 bytes each
+row keeps its own sums to the end of a block, and they are folded then. With narrower ones, of which there are fewer too, four rows' sums
+of 16 bits are brought side by side first, as far as these must fit, and scaled then: one step for four rows, and one sum to keep. Must not
+know how any encoding packs its blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from vllm_cpp.kernels import jit
+from vllm_cpp.kernels.cpu.encodings.panel import across, ask_ahead, interleaved, merged, store_lanes
+from vllm_cpp.kernels.cpu.encodings.q8k import BLOCK, Form, scales_at, sums_at
+from vllm_cpp.kernels.simd import (
+    convert,
+    dot_i16,
+    dots,
+    f32,
+    f32x4,
+    fma,
+    high,
+    i8x16,
+    i8x32,
+    i16x16,
+    i32x8,
+    i32x16,
+    join,
+    load,
+    low,
+    opaque,
+    pair_sums,
+    pinned,
+    reinterpret,
+    repeat,
+    shuffle,
+    unrolled,
+    unsigned_form,
+    wide_registers,
+    zero,
+)
+from vllm_cpp.kernels.vectors import Value, constant
+
+PARTS = 4  # vectors of 64 quants in a block
+
+
+@dataclass(frozen=True)
+class Quants:
+    """A block's quants as they lie: of(address) gives four byte vectors x64, one after another; `order[j]` says which of the block's 16
+    groups of 16 values the j-th holds."""
+
+    of: Callable[[Value], Iterable[Value]]
+    order: Sequence[Sequence[int]] = tuple(tuple(range(4 * j, 4 * j + 4)) for j in range(PARTS))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What stands beside the quants in one block of each of four rows: i16x16 scales, of which lane `scale_of[g]` is that of the g-th 16
+    values, or None where all are 1; i16x16 minimums, of which lane `minimum_of[g]` is, or None; d and dmin (None where an encoding has one
+    scale for both) as f32x4, a row a lane."""
+
+    scales: Sequence[Value] | None
+    minimums: Sequence[Value] | None
+    d: Value
+    dmin: Value | None
+    scale_of: Sequence[int] = range(16)
+    minimum_of: Sequence[int] = range(16)
+
+
+def spread() -> list[int]:
+    """In which order 16 scales are best held: where registers are narrow, those of even groups in the lower half, as they are needed
+    there."""
+    return list(range(16)) if wide_registers() else [*range(0, 16, 2), *range(1, 16, 2)]
+
+
+def in_spread() -> list[int]:
+    """Where each group's scale is then."""
+    order = spread()
+    return [order.index(group) for group in range(16)]
+
+
+@dataclass(frozen=True)
+class Four:
+    """One block of each of four rows, and the activation block that they are multiplied with."""
+
+    form: Form
+    lie: Quants
+    heads: Heads
+    blocks: Sequence[Value]
+    quants: Value  # address of the activations
+    sums: Value  # i16x16
+    reached: Value
+
+    def acts(self) -> Iterator[Value]:
+        """The activations in the order of the weights, loaded one vector after another."""
+        for groups in self.lie.order:
+            pairs = [groups[:2], groups[2:]]
+            yield join(*(self._two_groups(*pair) for pair in pairs))
+
+    def _two_groups(self, first: int, second: int) -> Value:
+        at = self.quants + 16 * first
+        return load(i8x32, at) if second == first + 1 else join(load(i8x16, at), load(i8x16, self.quants + 16 * second))
+
+    def rows(self) -> list[Iterable[Value]]:
+        """The quants of each row, one vector after another."""
+        return [self.lie.of(w) for w in self.blocks]
+
+    def ask_ahead(self, part: int) -> None:
+        """One of PARTS shares: all at once would hold up the loads behind it."""
+        ask_ahead(self.reached, len(self.blocks) * self.form.block_bytes, (part, PARTS))
+
+
+def four_dots(form: Form, heads_of: Callable[[Sequence[Value]], Heads], wide: Quants, narrow: Quants | None = None) -> Callable:
+    """Totals + one block of each of four weight rows times one of an activation row: two f32x4 of running sums, a row a lane, of the d
+    parts and of the dmin parts. Quants lie as is best for wide registers and for `narrow` ones, where that differs."""
+    lie = wide if wide_registers() or narrow is None else narrow
+    integer_sums = sums_apart if wide_registers() else sums_side_by_side
+
+    def block_dots(
+        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, quants: Value, sums: Value, d: Value
+    ) -> tuple[Value, Value]:
+        blocks = (w0, w1, w2, w3)
+        heads = heads_of(blocks)
+        four = Four(form, lie, heads, blocks, quants, load(i16x16, sums), reached)
+        whole, lows = unscaled_sums(four) if heads.scales is None else integer_sums(four)
+        act_d = load(f32, d)
+        if not form.folded:
+            low_total = fma(convert(f32x4, lows), heads.dmin * act_d, low_total)
+        return fma(convert(f32x4, whole), heads.d * act_d, total), low_total
+
+    return unrolled(block_dots)
+
+
+def sums_apart(four: Four) -> tuple[Value, Value | None]:
+    """A block's two integer sums, i32x4 with a row a lane; of a form that is `folded` their difference and None. One row after another."""
+    form, heads = four.form, four.heads
+    acts = list(four.acts())
+    if not form.folded:
+        minimums = [shuffle(row, heads.minimum_of) for row in heads.minimums]
+    whole = []
+    for r, (scales, quants) in enumerate(zip(heads.scales, four.rows(), strict=True)):
+        four.ask_ahead(r)
+        row = zero(i32x16)
+        by_word = opaque(convert(i32x16, scales)) if form.whole_range else None
+        for groups, act, q in zip(four.lie.order, acts, quants, strict=True):
+            if form.whole_range:
+                by_four = shuffle(by_word, [heads.scale_of[groups[lane // 4]] for lane in range(16)])
+                row = row + dots(zero(i32x16), [(unsigned_form(q), act)], form.largest) * by_four
+            else:
+                by_pair = shuffle(scales, [heads.scale_of[groups[lane // 8]] for lane in range(32)])
+                row = dot_i16(row, pair_sums(q, act), by_pair)
+        whole.append(row)
+    if form.folded:
+        if form.dot_zero:
+            by_lane = sums_by_lane(four.sums, heads.scale_of)
+            lows = [dot_i16(zero(i32x8), scales * form.dot_zero, by_lane) for scales in heads.scales]
+            return across([low(row) + high(row) - row_low for row, row_low in zip(whole, lows, strict=True)]), None
+        return across(whole), None
+    return across(whole), across([dot_i16(zero(i32x8), row, four.sums) for row in minimums])
+
+
+def sums_side_by_side(four: Four) -> tuple[Value, Value | None]:
+    """The same, one vector of each row after another."""
+    form, heads = four.form, four.heads
+    folds = folds_that_fit(form.largest)
+    scales = Columns(heads.scales, folds)
+    whole, lows = [zero(i32x8)] * (len(four.blocks) >> folds), None
+    if not form.folded:
+        minimums = scales if heads.minimums is heads.scales else Columns(heads.minimums, folds)
+        lows = pinned(across(minimums.times(four.sums, heads.minimum_of), folds))
+    elif form.zero:
+        whole = [pinned(row * -form.zero) for row in scales.times(four.sums, heads.scale_of)]
+    for j, (groups, act, *rows) in enumerate(zip(four.lie.order, four.acts(), *four.rows(), strict=True)):
+        four.ask_ahead(j)
+        pairs = merged([pair_sums(q, act) for q in rows], folds)
+        for half, part in enumerate((low, high)):
+            by_pair = scales.of([heads.scale_of[g] for g in groups[2 * half : 2 * half + 2]])
+            whole = [dot_i16(total, part(row), scale) for total, row, scale in zip(whole, pairs, by_pair, strict=True)]
+        whole = [pinned(total) for total in whole]
+    return across(whole, folds), lows
+
+
+def unscaled_sums(four: Four) -> tuple[Value, None]:
+    """The same of a form that is `folded` and whose scales are all 1, row after row."""
+    largest, zeros = four.form.largest, dot_i16(zero(i32x8), constant(i16x16, four.form.dot_zero), four.sums)
+    whole = []
+    for r, quants in enumerate(four.rows()):
+        four.ask_ahead(r)
+        pairs = list(zip(quants, four.acts(), strict=True))
+        if wide_registers():
+            row = dots(zero(i32x16), pairs, largest)
+            whole.append(low(row) + high(row) - zeros)
+        else:
+            both = functools.reduce(operator.add, [pair_sums(q, act) for q, act in pairs])
+            whole.append(pinned(low(both) + high(both)))
+    if wide_registers():
+        return across(whole), None
+    (pairs,) = merged(whole, 2)
+    return across([dot_i16(zero(i32x8), pairs, constant(i16x16, 1))], 2) - across([zeros] * 4), None
+
+
+def folds_that_fit(largest: int) -> int:
+    """How often pair sums of values up to `largest` can be added to each other in 16 bits, but not more than four rows take."""
+    return min(2, (32767 // (2 * 127 * largest)).bit_length() - 1)
+
+
+class Columns:
+    """16 scales of each of four rows, two of a row beside two of the next, as pair sums that were `merged` `folds` times lie."""
+
+    def __init__(self, rows: Sequence[Value], folds: int):
+        self.folds = folds
+        self.vectors = [[reinterpret(i16x16, x) for x in rows_side_by_side] for rows_side_by_side in interleaved(rows, folds)]
+        self.twice: dict[tuple[int, int], list[Value]] = {}
+
+    def of(self, lanes: Sequence[int]) -> list[Value]:
+        """The scales of two lanes, the first for the lower half of a vector of pair sums, the second for the upper."""
+        place = [lane % 8 // (8 >> self.folds) for lane in lanes]
+        words = [[self._word(lane, i) for i in range(8)] for lane in lanes]
+        if lanes[0] // 8 == lanes[1] // 8:  # one half twice
+            at = place[0], lanes[0] // 8
+            if at not in self.twice:
+                self.twice[at] = [opaque(repeat((low, high)[at[1]](rows[at[0]]), 2)) for rows in self.vectors]
+            return [shuffle(x, [*words[0], *(8 + w for w in words[1])]) for x in self.twice[at]]
+        picks = [8 * (lane // 8) + w for lane, of_lane in zip(lanes, words, strict=True) for w in of_lane]
+        return [shuffle(rows[place[0]], picks) for rows in self.vectors]
+
+    def _word(self, lane: int, i: int) -> int:
+        """Which of eight 16-bit lanes holds the scale of `lane` that belongs to the i-th pair sum."""
+        row = i // 2 // (4 >> self.folds)
+        pair = lane % 8 // 2 % (4 >> self.folds)
+        return 2 * (row * (4 >> self.folds) + pair) + lane % 2
+
+    def times(self, sums: Value, lane_of: Sequence[int]) -> list[Value]:
+        """The sum of all scales times the sums of the groups they belong to, i32x8 to be merged further."""
+        by_lane = sums_by_lane(sums, lane_of)
+        pairs = [reinterpret(i16x16, x) for x in interleaved([by_lane] * 4, self.folds)[0]]
+        totals = []
+        for rows in self.vectors:
+            total = zero(i32x8)
+            for scales, same in zip(rows, pairs, strict=True):
+                total = dot_i16(total, scales, same)
+            totals.append(total)
+        return totals
+
+
+def sums_by_lane(sums: Value, lane_of: Sequence[int]) -> Value:
+    """For each of 16 lanes, the sums of the groups that it belongs to."""
+    groups = [[g for g in range(16) if lane_of[g] == lane] for lane in range(16)]
+    depth = max(len(of_lane) for of_lane in groups)
+    nothing = zero(i16x16)
+    parts = [shuffle(sums, [of_lane[i] if i < len(of_lane) else 16 for of_lane in groups], nothing) for i in range(depth)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+@jit.inner
+def rows(block_dots, one_scale, block_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
+    """The row kernel of every form (see `jit.row_kernel`); behind the last row it is computed again, and left out. `one_scale`: the form is
+    `folded`."""
+    last = n_rows - 1
+    for r in range(0, n_rows, 4):
+        row0, row1, row2, row3 = w + r * stride, w + min(r + 1, last) * stride, w + min(r + 2, last) * stride, w + min(r + 3, last) * stride
+        total, low_total = zero(f32x4), zero(f32x4)
+        for b in range(k // BLOCK):
+            at = block_bytes * b
+            total, low_total = block_dots(
+                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, row0 + 4 * at,
+                act + BLOCK * b, act + sums_at(k) + 32 * b, act + scales_at(k) + 4 * b,
+            )  # fmt: skip
+        if not one_scale:
+            total = total - low_total
+        store_lanes(out + 4 * r, total, n_rows - r)
