@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import vllm_cpp
 from residency.driving import Engine, finish_reads, sources
+from vllm_cpp.config.offload.install import reset as reset_documents
+from vllm_cpp.errors import ModelLoadError
 from vllm_cpp.kernels.cpu import reads
-from vllm_cpp.residency import populating
+from vllm_cpp.residency import populating, streaming
 from vllm_cpp.residency.lanes import Lanes
 from vllm_cpp.residency.populating import Populating
 from vllm_cpp.residency.slots import SlotStore, taking_order
@@ -136,6 +139,51 @@ def test_where_the_system_does_not_say_it_populates(populate, monkeypatch):
     populate.append(Populating(store))
     populate[0]._thread.join(60)
     assert resident_bytes(store) == store.arena_bytes
+
+
+def test_without_a_thread_reads_bring_their_pages(store, monkeypatch):
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    begun = Populating(store)
+    begun.end_step()
+    begun.close()
+    assert begun.over
+    assert resident_bytes(store) == 0
+
+
+@pytest.fixture
+def _a_process_of_its_own() -> Iterator[None]:
+    reset_documents()
+    yield
+    streaming.forget_store()
+    reset_documents()
+
+
+@pytest.mark.usefixtures("_a_process_of_its_own")
+def test_two_engines_share_the_populating_of_their_arena(tiny_model):
+    path = tiny_model("qwen2moe-s15-z0-mix")
+    with vllm_cpp.load(path, expert_stream=48, threads=1) as one, vllm_cpp.load(path, threads=1) as other:
+        before = one.generate([1, 2, 3], max_tokens=2, temperature=0).token_ids
+        assert other.generate([1, 2, 3], max_tokens=2, temperature=0).token_ids == before
+        assert streaming._process.populating.over
+        assert resident(streaming._process.store).all()
+    streaming.forget_store()
+    assert not [thread for thread in threading.enumerate() if thread.name == "vllm-populate"]
+
+
+@pytest.mark.usefixtures("_a_process_of_its_own")
+def test_a_load_that_fails_leaves_nobody_populating(tiny_model, monkeypatch):
+    class NoLanes:
+        def __init__(self, *_: object) -> None:
+            raise ModelLoadError("no thread for a lane")
+
+    monkeypatch.setattr(streaming, "Lanes", NoLanes)
+    monkeypatch.setattr(populating, "AHEAD_BYTES", 1 << 40)
+    with pytest.raises(ModelLoadError, match="no thread for a lane"):
+        vllm_cpp.load(tiny_model("qwen2moe-s15-z0-mix"), expert_stream=100_000, threads=1)
+    assert not [thread for thread in threading.enumerate() if thread.name == "vllm-populate"]
 
 
 def test_touching_pages_leaves_what_lanes_read_into_them(tmp_path: Path):
