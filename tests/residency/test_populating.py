@@ -107,6 +107,44 @@ def test_it_goes_on_behind_the_slots_that_are_taken(store, populate, tmp_path, m
     assert not pages[(96 * MIB + LARGE_PAGE) // 4096 : (first - LARGE_PAGE) // 4096].any(), "these are the reads' own"
 
 
+def test_where_reads_have_taken_every_slot_the_thread_ends(store, populate, tmp_path):
+    path = tmp_path / "towers"
+    path.touch()
+    os.truncate(path, 400 * SLICE_BYTES)
+    populate.append(Populating(store))
+    populate[0].end_step()
+    engine = Engine(store, sources(str(path), 1, 1, 400, slice_bytes=SLICE_BYTES))
+    engine.ask(0, range(400))
+    finish_reads(store)
+    engine.end_step()
+    populate[0].end_step()
+    populate[0]._thread.join(60)
+    assert populate[0].over
+    assert not populate[0]._thread.is_alive()
+    assert resident_bytes(store) <= AHEAD + LARGE_PAGE
+
+
+def test_little_is_no_reason_to_look_for_memory(store, populate, tmp_path, monkeypatch):
+    path = tmp_path / "towers"
+    path.touch()
+    os.truncate(path, 20 * SLICE_BYTES)
+    monkeypatch.setattr(populating, "AHEAD_BYTES", 200 * MIB)
+    populate.append(Populating(store))
+    populate[0].end_step()
+    populate[0]._catch_up()
+    asked = []
+    monkeypatch.setattr(populating, "available_bytes", lambda: asked.append(1))
+    engine = Engine(store, sources(str(path), 1, 1, 20, slice_bytes=SLICE_BYTES))
+    for e in range(12):
+        engine.ask(0, [e])
+        finish_reads(store)
+        engine.end_step()
+        populate[0].end_step()
+        populate[0]._catch_up()
+    assert store.occupied == 12
+    assert len(asked) == 3, "once for each piece of four slots"
+
+
 def test_a_small_arena_is_populated_wholly_and_the_thread_ends(populate):
     store = SlotStore(5, SLICE_BYTES)
     populate.append(Populating(store))

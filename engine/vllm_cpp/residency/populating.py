@@ -47,16 +47,17 @@ class Populating:
     @property
     def over(self) -> bool:
         """Whether nothing is left to be done."""
-        return self._refused or self._closed or self._reached >= self._store.arena_bytes
+        return self._refused or self._closed or self._due()[0] >= self._store.arena_bytes
 
     def end_step(self) -> None:
         """Slots may have been taken: let the thread catch up. The first step also helps it, and ends when it is ahead: the tokens that
         follow would wait for the same pages one by one, on cores that have less time for them."""
-        if self.over:
+        first_step, self._first_step = self._first_step, False
+        if not self._thread.is_alive():
             return
-        self._wanted.set()
-        if self._first_step:
-            self._first_step = False
+        if self.over or self._due()[1] > 0:
+            self._wanted.set()
+        if first_step:
             self._catch_up()
 
     def close(self) -> None:
@@ -85,16 +86,20 @@ class Populating:
         with self._lock:
             if self.over:
                 return None
-            store = self._store
-            used = store.occupied
-            self._reached = max(self._reached, store.taken_bytes(used) if used else 0)
-            first, last = self._reached, min(store.arena_bytes, used * store.cell_bytes + AHEAD_BYTES)
-            n_bytes = min(PIECE_BYTES, last - first)
+            first, n_bytes = self._due()
             if n_bytes <= 0:
                 return None
             room = available_bytes()
             if room is not None and room < n_bytes + SPARED_BYTES:
                 self._refused = True
                 return None
-            self._reached += n_bytes
-            return store.arena_address + first, n_bytes
+            self._reached = first + n_bytes
+            return self._store.arena_address + first, n_bytes
+
+    def _due(self) -> tuple[int, int]:
+        """Where in the arena the next piece begins, and its bytes: a whole one, or the arena's last; 0 while enough is ahead."""
+        store = self._store
+        used = store.occupied
+        first = max(self._reached, store.taken_bytes(used))
+        n_bytes = min(PIECE_BYTES, store.arena_bytes - first)
+        return first, n_bytes if first + n_bytes <= used * store.cell_bytes + AHEAD_BYTES else 0
