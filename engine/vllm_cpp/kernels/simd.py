@@ -321,15 +321,26 @@ def pack(parts: Sequence[Value]) -> Value:
     return Value(kind, vector)
 
 
-def bit_mask(bits: Value) -> Value:
-    """The bits of u16 numbers as a mask for `select`, the lowest bit of the first number first (unrolled functions only)."""
-    lanes = 16 * bits.type.lanes
+def bit_masks(bits: Value, numbers: Sequence[Sequence[int]]) -> list[Value]:
+    """Of eight or fewer u16 numbers, the bits of those named as masks for `select`, the lowest bit of the first number first (unrolled
+    functions only)."""
     if "avx512bw" in features():
-        kind = VecType(types.boolean, lanes)
-        return Value(kind, builder().bitcast(bits.ir, llvm_type(kind)))
-    each_byte = shuffle(reinterpret(VecType(u8, lanes // 8), bits), [lane // 8 for lane in range(lanes)])
-    bit = constant(each_byte.type, [1 << lane % 8 for lane in range(lanes)])
-    return (each_byte & bit) == bit
+        chosen = [shuffle(bits, of) for of in numbers]
+        return [
+            Value(VecType(types.boolean, 16 * x.type.lanes), builder().bitcast(x.ir, llvm_type(VecType(types.boolean, 16 * x.type.lanes))))
+            for x in chosen
+        ]
+    # both halves of a register hold all of them, so that every byte has its bits at hand
+    twice = opaque(repeat(reinterpret(u8x16, shuffle(bits, [i % bits.type.lanes for i in range(8)])), 2))
+    masks = []
+    for of in numbers:
+        byte_of = [2 * number + lane // 8 for number in of for lane in range(16)]
+        each_byte = _joined(
+            [shuffle(twice, [byte_of[i + lane] + lane // 16 * 16 for lane in range(32)]) for i in range(0, len(byte_of), 32)]
+        )
+        bit = constant(each_byte.type, [1 << lane % 8 for lane in range(len(byte_of))])
+        masks.append((each_byte & bit) == bit)
+    return masks
 
 
 def opaque(x: Value) -> Value:
@@ -340,12 +351,21 @@ def opaque(x: Value) -> Value:
 def pinned(x: Value) -> Value:
     """The same value, computed before anything that is written after it is loaded or stored: LLVM would first do every load that is
     possible and then be out of registers (unrolled functions only)."""
+    register = _register_bits()
+    lanes = register // x.type.element.bitwidth
+    if register and x.type.lanes > lanes:
+        return _joined([pinned(part) for part in _split(x, lanes)])
     return _through_assembly(x, "=v,0,~{memory}", side_effect=True)
+
+
+def _register_bits() -> int:
+    """Of the vector registers that LLVM passes to assembly on x86; elsewhere 0."""
+    return next((bits for needed, bits in (("avx512f", 512), ("avx2", 256), ("sse2", 128)) if needed in features()), 0)
 
 
 def _through_assembly(x: Value, constraints: str, *, side_effect: bool) -> Value:
     """Through an empty piece of assembly; where x does not fit a register, x as it is."""
-    widest = next((bits for needed, bits in (("avx512f", 512), ("avx2", 256), ("sse2", 128)) if needed in features()), 0)
+    widest = _register_bits()
     if x.type.lanes * x.type.element.bitwidth > widest:
         return x
     return Value(x.type, builder().asm(ir.FunctionType(x.ir.type, [x.ir.type]), "", constraints, [x.ir], side_effect=side_effect))

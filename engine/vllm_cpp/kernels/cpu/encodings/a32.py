@@ -12,6 +12,7 @@ f32[4] d * sum as ggml rounds it, i32[4] sum.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,33 +21,25 @@ from vllm_cpp.kernels.cpu.encodings.panel import (
     GROUP,
     ROWS,
     WORD_BYTES,
-    ask_ahead,
     filled,
-    four_lines,
-    side_by_side,
     store_lanes,
     transpose_rows,
 )
 from vllm_cpp.kernels.simd import (
-    bit_mask,
+    bit_masks,
     convert,
     dots,
     dots_at_once,
     f32,
-    f32x4,
     f32x16,
     fma,
     half_to_float,
-    high,
-    hsum,
     i8x64,
     i32,
-    i32x4,
     i32x16,
     i64,
     join,
     load,
-    low,
     pack,
     prefetch,
     reinterpret,
@@ -66,7 +59,7 @@ from vllm_cpp.kernels.simd import (
     unsigned_form,
     zero,
 )
-from vllm_cpp.kernels.vectors import Value, constant
+from vllm_cpp.kernels.vectors import Value, VecType, constant
 
 BLOCK = 32
 QUAD = 4
@@ -82,28 +75,50 @@ CHAIN_BYTES = 2 * ACTS * ROWS * 4  # the kept sums of one chain
 
 @dataclass(frozen=True)
 class Form:
-    """How an encoding's blocks unpack. A value is d * (q - offset) + m; `largest` bounds every q; four blocks are `quad_bytes` long.
+    """How an encoding's blocks unpack. A value is d * (q - offset), or with `minimum` d * q + m; `largest` bounds every q; four blocks are
+    `quad_bytes` long.
 
-    unpack(address of four blocks) -> (first, second, scales): bytes x64 with q of values 0..15 of each block and of values 16..31, u8, or
-    i8 with `signed`; f32x4 with each block's d, or with `minimum` f32x8 with each d and then each m.
+    quants(address of four blocks) -> (first, second): bytes x64 with q of values 0..15 of each block and of values 16..31, u8, or i8 with
+    `signed`. scales(addresses of what stands at `places` of a quad) -> f32 vectors with the d of each, and with `minimum` the m.
     """
 
     quad_bytes: int
-    unpack: Callable[[Value], tuple[Value, Value, Value]]
+    quants: Callable[[Value], tuple[Value, Value]]
+    scales: Callable[[Sequence[Value]], tuple[Value, ...]]
+    places: Sequence[int]
     largest: int = 127
     offset: int = 0
     minimum: bool = False
     signed: bool = False
 
     def unpacked(self, w: Value) -> tuple[Value, Value, Value]:
-        first, second, scales = self.unpack(w)
-        if self.signed:
-            first, second = unsigned_form(first), unsigned_form(second)
-        return first, second, scales
+        """The quants as they are multiplied, and f32x4 of each block's d, or with `minimum` f32x8 of each d and then each m."""
+        first, second = self.multiplied(w)
+        return first, second, functools.reduce(join, self.scales([w + at for at in self.places]))
+
+    def multiplied(self, w: Value) -> tuple[Value, Value]:
+        first, second = self.quants(w)
+        return (unsigned_form(first), unsigned_form(second)) if self.signed else (first, second)
 
     @property
     def dot_offset(self) -> int:
         return signed_offset() if self.signed else self.offset
+
+
+def places(block_bytes: int) -> list[int]:
+    """Of four blocks with a scale each."""
+    return [block_bytes * b for b in range(QUAD)]
+
+
+def half_scales(addresses: Sequence[Value]) -> tuple[Value]:
+    """An f16 at each address."""
+    return (half_to_float(pack([load(u16, address) for address in addresses])),)
+
+
+def two_half_scales(addresses: Sequence[Value]) -> tuple[Value, Value]:
+    """Two f16 at each address."""
+    halves = reinterpret(VecType(u16, 2 * len(addresses)), pack([load(u32, address) for address in addresses]))
+    return tuple(half_to_float(shuffle(halves, range(of, halves.type.lanes, 2))) for of in range(2))
 
 
 def byte_quad(w: Value, offset: int, block_bytes: int, kind: object = u8x16) -> Value:
@@ -118,61 +133,12 @@ def nibbles(w: Value, offset: int, block_bytes: int) -> tuple[Value, Value]:
     return packed & 15, packed >> 4
 
 
-def scale_quad(w: Value, offset: int, block_bytes: int) -> Value:
-    """f16 at `offset` of each of four blocks, as f32x4."""
-    return half_to_float(pack([load(u16, w + (offset + block_bytes * b)) for b in range(QUAD)]))
-
-
 def fifth_bits(w: Value, offset: int, block_bytes: int) -> tuple[Value, Value]:
     """16 where a value's bit is set in the u32 at `offset` of its block, for first and second halves."""
     words = reinterpret(u16x8, pack([load(u32, w + (offset + block_bytes * b)) for b in range(QUAD)]))
-    halves = shuffle(words, [0, 2, 4, 6]), shuffle(words, [1, 3, 5, 7])
-    first, second = (select(bit_mask(bits), constant(u8x64, 16), constant(u8x64, 0)) for bits in halves)
+    masks = bit_masks(words, [(0, 2, 4, 6), (1, 3, 5, 7)])
+    first, second = (select(mask, constant(u8x64, 16), constant(u8x64, 0)) for mask in masks)
     return first, second
-
-
-def everywhere(x: Value) -> Value:
-    """Four lanes, four times over."""
-    return shuffle(x, list(range(QUAD)) * ROWS_TOGETHER)
-
-
-def by_row(sums: Sequence[Value]) -> Value:
-    """Each block's four lanes of four rows' sums folded into one, a row's blocks side by side (unrolled functions only)."""
-    return shuffle(side_by_side(sums), [QUAD * block + row for row in range(ROWS_TOGETHER) for block in range(QUAD)])
-
-
-def dot(form: Form) -> Callable:
-    """Totals + one quad of each of four weight rows times one record: two f32x16 of running sums, of the d parts and of the m parts; a
-    row's four chains stand side by side."""
-
-    def quad_dot(
-        total: Value, low_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value
-    ) -> tuple[Value, Value]:
-        rows = (w0, w1, w2, w3)
-        ask_ahead(reached, ROWS_TOGETHER * form.quad_bytes)
-        acts = load(i8x64, act), load(i8x64, act + SECOND)
-        sums, scales = [], []
-        for w in rows:
-            first, second, d = form.unpacked(w)
-            sums.append(dots(zero(i32x16), [(first, acts[0]), (second, acts[1])], form.largest))
-            scales.append(d)
-        whole = by_row(sums)
-        if form.dot_offset:
-            whole = whole - everywhere(load(i32x4, act + SUMS) * form.dot_offset)
-        d = four_lines(low(row) for row in scales) if form.minimum else four_lines(scales)
-        total = fma(convert(f32x16, whole), d * everywhere(load(f32x4, act + SCALES)), total)
-        if form.minimum:
-            m = four_lines(high(row) for row in scales) * everywhere(load(f32x4, act + SCALES + 4 * QUAD))
-            low_total = fma(everywhere(load(f32x4, act + SUMS_SCALED)), m, low_total)
-        return total, low_total
-
-    return unrolled(quad_dot)
-
-
-@unrolled
-def chain_sums(total: Value) -> Value:
-    """The products of four rows out of the running sums."""
-    return pack([hsum(shuffle(total, range(at, at + QUAD))) for at in range(0, QUAD * ROWS_TOGETHER, QUAD)])
 
 
 def stage(form: Form) -> Callable:
@@ -192,8 +158,8 @@ def values(form: Form) -> Callable:
     """Decode the first of four blocks to f32."""
 
     def block_values(w: Value, out: Value) -> None:
-        first, second, scales = form.unpack(w)
-        for half, q in enumerate((first, second)):
+        scales = functools.reduce(join, form.scales([w + at for at in form.places]))
+        for half, q in enumerate(form.quants(w)):
             whole = convert(i32x16, shuffle(q, range(16)))
             x = convert(f32x16, whole - form.offset) * splat(f32x16, scales[0])
             if form.minimum:
@@ -283,28 +249,6 @@ def padded(row, n_bytes):  # type: ignore[no-untyped-def]
     for i in range(n_bytes):
         store(space + i, load(u8, row + i))
     return space
-
-
-@jit.inner
-def rows(quad_dot, minimum, quad_bytes, w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    """The row kernel of every form (see `jit.row_kernel`), four rows at once; behind the last row it is computed again, and left out."""
-    blocks = k // BLOCK
-    last = (blocks - QUAD) * quad_bytes // QUAD
-    end = n_rows - 1
-    for r in range(0, n_rows, ROWS_TOGETHER):
-        row0, row1, row2, row3 = w + r * stride, w + min(r + 1, end) * stride, w + min(r + 2, end) * stride, w + min(r + 3, end) * stride
-        if last < 0:
-            n_bytes = blocks * quad_bytes // QUAD
-            row0, row1, row2, row3 = padded(row0, n_bytes), padded(row1, n_bytes), padded(row2, n_bytes), padded(row3, n_bytes)
-        total, low_total, reached = zero(f32x16), zero(f32x16), w + r * stride
-        for q in range((blocks + QUAD - 1) // QUAD):
-            at = max(0, min(q * quad_bytes, last))
-            total, low_total = quad_dot(
-                total, low_total, row0 + at, row1 + at, row2 + at, row3 + at, reached + ROWS_TOGETHER * at, act + RECORD * q
-            )
-        if minimum:
-            total = total + low_total
-        store_lanes(out + 4 * r, chain_sums(total), n_rows - r)
 
 
 @jit.inner

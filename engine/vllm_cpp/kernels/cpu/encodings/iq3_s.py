@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import grids, q8k
 from vllm_cpp.kernels.simd import (
-    bit_mask,
+    bit_masks,
     convert,
     f32,
     f32x4,
@@ -33,7 +33,8 @@ POINTS = grids.signed_points("IQ3_S", BIAS)
 
 
 def unpack(w: Value) -> tuple[Iterator[Value], Value, None, Value]:
-    ninth = select(bit_mask(load(u16x4, w + 66)), constant(u16x64, 256), constant(u16x64, 0))
+    (mask,) = bit_masks(load(u16x4, w + 66), [range(4)])
+    ninth = select(mask, constant(u16x64, 256), constant(u16x64, 0))
     scales = convert(u16x16, shuffle(load(u8x4, w + 106), [i // 4 for i in range(16)]))
     scales = grids.odd((scales >> constant(u16x16, [0, 0, 4, 4] * 4)) & 15)
     quants = POINTS.look_up(convert(u16x64, load(u8x64, w + 2)) | ninth, load(u8x32, w + 74))

@@ -7,11 +7,14 @@ keeps two sums a block: of its first and of its second half, where forms with mi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings import a32, wide
+from vllm_cpp.kernels.cpu.encodings import a32, a32_rows, wide
 from vllm_cpp.kernels.cpu.encodings.a32 import QUAD, SCALES, SECOND
+from vllm_cpp.kernels.cpu.encodings.a32_rows import for_each_row, scales_of
 from vllm_cpp.kernels.cpu.encodings.mxfp4 import OFFSET, levels
-from vllm_cpp.kernels.cpu.encodings.panel import GROUP, ROWS, WORD_BYTES, ask_ahead, four_lines
+from vllm_cpp.kernels.cpu.encodings.panel import GROUP, ROWS, WORD_BYTES, ask_ahead, side_by_side
 from vllm_cpp.kernels.simd import (
     convert,
     dots,
@@ -20,23 +23,19 @@ from vllm_cpp.kernels.simd import (
     f32x16,
     fma,
     half_to_float,
-    high,
     i8x64,
     i32,
     i32x16,
     join,
     load,
-    low,
     pack,
     reinterpret,
     select,
     shuffle,
     splat,
-    u8x8,
     u8x32,
     u8x64,
-    u16x8,
-    u32,
+    u16,
     u64x8,
     unrolled,
     zero,
@@ -48,35 +47,43 @@ QUAD_BYTES = 2 * BLOCK_BYTES
 LARGEST = 2 * OFFSET
 
 
-def unpack_two(w: Value, other: Value) -> tuple[Value, Value, Value]:
-    """Two blocks as a quad; the scales of the four first halves, then of the second."""
+def quants_of_two(w: Value, other: Value) -> tuple[Value, Value]:
+    """Two blocks as a quad."""
     packed = join(load(u8x32, w + 4), load(u8x32, other + 4))
     low, high = (reinterpret(u64x8, levels(index)) for index in (packed & 15, packed >> 4))
     first, second = (shuffle(low, [i + half + 8 * side for i in range(0, 8, 2) for side in range(2)], high) for half in range(2))
-    codes = shuffle(reinterpret(u8x8, pack([load(u32, w), load(u32, other)])), [0, 2, 4, 6, 1, 3, 5, 7])
+    return reinterpret(u8x64, first), reinterpret(u8x64, second)
+
+
+def quants(w: Value) -> tuple[Value, Value]:
+    return quants_of_two(w, w + BLOCK_BYTES)
+
+
+def scales(addresses: Sequence[Value]) -> tuple[Value, Value]:
+    """Of the first and of the second halves of 32 values, whose codes are side by side."""
+    both = pack([load(u16, address) for address in addresses])
+    codes = [both & 255, both >> 8]
     # as an f16 the code means 2 ** -8 times what it should, and the levels are doubled
-    scales = half_to_float(convert(u16x8, select(codes == 127, constant(u8x8, 0), codes & 127)) << 7) * 128.0
-    return reinterpret(u8x64, first), reinterpret(u8x64, second), scales
+    return tuple(half_to_float(select(code == 127, constant(both.type, 0), code & 127) << 7) * 128.0 for code in codes)
 
 
-def unpack(w: Value) -> tuple[Value, Value, Value]:
-    return unpack_two(w, w + BLOCK_BYTES)
+def unpack_one(w: Value) -> tuple[Value, Value, Value]:
+    return *quants_of_two(w, w), join(*scales([w + at for at in (0, 2, 0, 2)]))
 
 
 @unrolled
 def dot(total: Value, second_total: Value, w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value) -> tuple[Value, Value]:
-    """`a32.dot` with a sum for each half."""
+    """`a32_rows.dot` with a sum for each half."""
     rows = (w0, w1, w2, w3)
-    ask_ahead(reached, a32.ROWS_TOGETHER * QUAD_BYTES)
-    unpacked = [unpack(w) for w in rows]
-    d = a32.everywhere(load(f32x4, act + SCALES))
+    ask_ahead(reached, len(rows) * QUAD_BYTES)
+    unpacked = [quants(w) for w in rows]
+    d = for_each_row(load(f32x4, act + SCALES))
     totals = []
-    for half, sums in enumerate((total, second_total)):
+    for half, (sums, scale) in enumerate(zip((total, second_total), scales_of(FORM, rows), strict=True)):
         values = load(i8x64, act + SECOND * half)
         offset = dots(zero(i32x16), [(constant(u8x64, OFFSET), values)], LARGEST)
-        whole = a32.by_row([dots(zero(i32x16), [(row[half], values)], LARGEST) - offset for row in unpacked])
-        scales = four_lines(high(row[2]) if half else low(row[2]) for row in unpacked)
-        totals.append(fma(convert(f32x16, whole), scales * d, sums))
+        whole = side_by_side([dots(zero(i32x16), [(row[half], values)], LARGEST) - offset for row in unpacked])
+        totals.append(fma(convert(f32x16, whole), scale * d, sums))
     return tuple(totals)
 
 
@@ -99,15 +106,15 @@ class Tile(a32.Tile):
         return tuple(sums)
 
 
-FORM = a32.Form(QUAD_BYTES, unpack, largest=LARGEST, offset=OFFSET, minimum=True)
-stage, values = a32.stage(FORM), wide.values(lambda w: unpack_two(w, w), BLOCK, OFFSET)
+FORM = a32.Form(QUAD_BYTES, quants, scales, [0, 2, BLOCK_BYTES, BLOCK_BYTES + 2], largest=LARGEST, offset=OFFSET, minimum=True)
+stage, values = a32.stage(FORM), wide.values(unpack_one, BLOCK, OFFSET)
 pieces = Tile(FORM)
 none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, True, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32_rows.rows(dot, True, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings import a32
+from vllm_cpp.kernels.cpu.encodings import a32, a32_rows
 from vllm_cpp.kernels.vectors import Value
 
 BLOCK_BYTES = 18
 QUAD_BYTES = a32.QUAD * BLOCK_BYTES
 
 
-def unpack(w: Value) -> tuple[Value, Value, Value]:
-    first, second = a32.nibbles(w, 2, BLOCK_BYTES)
-    return first, second, a32.scale_quad(w, 0, BLOCK_BYTES)
+def quants(w: Value) -> tuple[Value, Value]:
+    return a32.nibbles(w, 2, BLOCK_BYTES)
 
 
-FORM = a32.Form(QUAD_BYTES, unpack, largest=15, offset=8)
-dot, stage, values = a32.dot(FORM), a32.stage(FORM), a32.values(FORM)
+FORM = a32.Form(QUAD_BYTES, quants, a32.half_scales, a32.places(BLOCK_BYTES), largest=15, offset=8)
+dot, stage, values = a32_rows.dot(FORM), a32.stage(FORM), a32.values(FORM)
 pieces = a32.Tile(FORM)
 none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, False, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32_rows.rows(dot, False, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings import a32
+from vllm_cpp.kernels.cpu.encodings import a32, a32_rows
 from vllm_cpp.kernels.simd import i8x16
 from vllm_cpp.kernels.vectors import Value
 
@@ -11,20 +11,20 @@ BLOCK_BYTES = 34
 QUAD_BYTES = a32.QUAD * BLOCK_BYTES
 
 
-def unpack(w: Value) -> tuple[Value, Value, Value]:
+def quants(w: Value) -> tuple[Value, Value]:
     first, second = (a32.byte_quad(w, 2 + 16 * half, BLOCK_BYTES, i8x16) for half in range(2))
-    return first, second, a32.scale_quad(w, 0, BLOCK_BYTES)
+    return first, second
 
 
-FORM = a32.Form(QUAD_BYTES, unpack, signed=True)
-dot, stage, values = a32.dot(FORM), a32.stage(FORM), a32.values(FORM)
+FORM = a32.Form(QUAD_BYTES, quants, a32.half_scales, a32.places(BLOCK_BYTES), largest=128, signed=True)
+dot, stage, values = a32_rows.dot(FORM), a32.stage(FORM), a32.values(FORM)
 pieces = a32.Tile(FORM)
 none, block, keep, total = pieces.none, pieces.block, pieces.keep, pieces.total
 
 
 @jit.row_kernel
 def rows(w, stride, n_rows, k, act, out):  # type: ignore[no-untyped-def]
-    a32.rows(dot, False, QUAD_BYTES, w, stride, n_rows, k, act, out)
+    a32_rows.rows(dot, False, QUAD_BYTES, w, stride, n_rows, k, act, out)
 
 
 @jit.tile_kernel

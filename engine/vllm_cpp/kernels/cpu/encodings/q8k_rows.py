@@ -177,7 +177,8 @@ def sums_side_by_side(four: Four) -> tuple[Value, Value | None]:
         whole = [pinned(row * -form.zero) for row in scales.times(four.sums, heads.scale_of)]
     for j, (groups, act, *rows) in enumerate(zip(four.lie.order, four.acts(), *four.rows(), strict=True)):
         four.ask_ahead(j)
-        pairs = merged([pair_sums(q, act) for q in rows], folds)
+        # of signed bytes the first's size is taken, which four rows share
+        pairs = merged([pair_sums(act, q) if form.signed else pair_sums(q, act) for q in rows], folds)
         for half, part in enumerate((low, high)):
             by_pair = scales.of([heads.scale_of[g] for g in groups[2 * half : 2 * half + 2]])
             whole = [dot_i16(total, part(row), scale) for total, row, scale in zip(whole, pairs, by_pair, strict=True)]
