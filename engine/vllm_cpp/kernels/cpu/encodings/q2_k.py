@@ -29,6 +29,8 @@ from vllm_cpp.kernels.simd import (
     u16x8,
     u16x32,
     u32,
+    u32x4,
+    wide_registers,
 )
 from vllm_cpp.kernels.vectors import Value, constant
 
@@ -60,14 +62,21 @@ def quants_as_they_lie(w: Value) -> Iterator[Value]:
 
 
 def heads(blocks: Sequence[Value]) -> q8k_rows.Heads:
-    both = four_lines(load(u8x16, block) for block in blocks)
-    scales, minimums = (
-        [convert(i16x16, shuffle(x, [at + i for i in q8k_rows.spread()])) for at in range(0, 64, 16)] for x in (both & 15, both >> 4)
-    )
-    lanes = q8k_rows.in_spread()
     d = reinterpret(u16x8, pack([load(u32, block + 80) for block in blocks]))
     d = half_to_float(shuffle(d, [0, 2, 4, 6, 1, 3, 5, 7]))
-    return q8k_rows.Heads([opaque(row) for row in scales], minimums, low(d), high(d), lanes, lanes)
+    scales, minimums = _by_row(blocks) if wide_registers() else _by_word(blocks)
+    return q8k_rows.Heads(scales, minimums, low(d), high(d))
+
+
+def _by_word(blocks: Sequence[Value]) -> tuple[q8k_rows.ByteColumns, q8k_rows.ByteColumns]:
+    words = q8k_rows.ByteColumns.transposed([load(u32x4, block) for block in blocks])
+    return tuple(q8k_rows.ByteColumns([(word >> shift) & 0x0F0F0F0F for word in words]) for shift in (0, 4))
+
+
+def _by_row(blocks: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    both = four_lines(load(u8x16, block) for block in blocks)
+    scales, minimums = ([convert(i16x16, shuffle(x, range(at, at + 16))) for at in range(0, 64, 16)] for x in (both & 15, both >> 4))
+    return [opaque(row) for row in scales], minimums
 
 
 WIDE = q8k_rows.Quants(quants_as_they_lie, ORDER)

@@ -39,6 +39,9 @@ from vllm_cpp.kernels.simd import (
     reinterpret,
     repeat,
     shuffle,
+    u8x32,
+    u16x16,
+    u32x4,
     unrolled,
     unsigned_form,
     wide_registers,
@@ -168,10 +171,10 @@ def sums_side_by_side(four: Four) -> tuple[Value, Value | None]:
     """The same, one vector of each row after another."""
     form, heads = four.form, four.heads
     folds = folds_that_fit(form.largest)
-    scales = Columns(heads.scales, folds)
+    scales = heads.scales if isinstance(heads.scales, ByteColumns) else Columns(heads.scales, folds)
     whole, lows = [zero(i32x8)] * (len(four.blocks) >> folds), None
     if not form.folded:
-        minimums = scales if heads.minimums is heads.scales else Columns(heads.minimums, folds)
+        minimums = heads.minimums if isinstance(heads.minimums, ByteColumns) else Columns(heads.minimums, folds)
         lows = pinned(across(minimums.times(four.sums, heads.minimum_of), folds))
     elif form.zero:
         whole = [pinned(row * -form.zero) for row in scales.times(four.sums, heads.scale_of)]
@@ -247,6 +250,40 @@ class Columns:
                 total = dot_i16(total, scales, same)
             totals.append(total)
         return totals
+
+
+class ByteColumns:
+    """The same of scales that are unsigned bytes, for pair sums that were `merged` twice: one for each 16 values, or for each 32."""
+
+    def __init__(self, words: Sequence[Value]):
+        """`words`: u32x4 with four scales of a row a lane, in order."""
+        self.words = words
+        self.twice = [opaque(reinterpret(u8x32, repeat(word, 2))) for word in words]
+
+    @classmethod
+    def transposed(cls, rows: Sequence[Value]) -> Sequence[Value]:
+        """Four rows of four words: each word of all rows, a row a lane."""
+        return [reinterpret(u32x4, x) for x in interleaved(rows, 2)[0]]
+
+    def of(self, lanes: Sequence[int]) -> list[Value]:
+        """As `Columns.of`; both scales stand in one word."""
+        picks = [16 * half + 4 * row + lane % 4 for half, lane in enumerate(lanes) for row in range(4) for _ in range(2)]
+        nothing = 32
+        return [reinterpret(i16x16, shuffle(self.twice[lanes[0] // 4], [i for pick in picks for i in (pick, nothing)], zero(u8x32)))]
+
+    def times(self, sums: Value, _lane_of: Sequence[int]) -> list[Value]:
+        """As `Columns.times`."""
+        n = len(self.words)
+        by_lane = sums if n == 4 else reinterpret(i16x16, dot_i16(zero(i32x8), sums, constant(i16x16, 1)))  # of 32 values
+        apart = 4 // n
+        total = zero(i32x8)
+        for i, (word, other) in enumerate(zip(self.words[: n // 2], self.words[n // 2 :], strict=True)):
+            both = reinterpret(u16x16, join(word, other))
+            for odd, scales in enumerate((both & 255, both >> 8)):
+                pair = [apart * (4 * i + odd), apart * (4 * i + odd + 2)]
+                same = shuffle(by_lane, [*pair * 4, *(8 + lane for lane in pair * 4)])
+                total = dot_i16(total, reinterpret(i16x16, scales), same)
+        return [total]
 
 
 def sums_by_lane(sums: Value, lane_of: Sequence[int]) -> Value:

@@ -29,8 +29,11 @@ from vllm_cpp.kernels.simd import (
     u32,
     u32x4,
     u32x16,
+    wide_registers,
 )
 from vllm_cpp.kernels.vectors import Value, constant
+
+RUN_OF = [group // 2 for group in range(16)]
 
 
 def scales_and_minimums(packed: Value) -> tuple[Value, Value]:
@@ -49,6 +52,18 @@ def d_and_dmin(address: Value) -> Value:
 
 def heads(blocks: Sequence[Value]) -> q8k_rows.Heads:
     """All that stands before the quants of four blocks: a word of d and dmin, then the 12 bytes."""
+    return _by_row(blocks) if wide_registers() else _by_word(blocks)
+
+
+def _by_word(blocks: Sequence[Value]) -> q8k_rows.Heads:
+    d, first, second, third = q8k_rows.ByteColumns.transposed([load(u32x4, block) for block in blocks])
+    scales = [first & 0x3F3F3F3F, (third & 0x0F0F0F0F) | ((first >> 2) & 0x30303030)]
+    minimums = [second & 0x3F3F3F3F, ((third >> 4) & 0x0F0F0F0F) | ((second >> 2) & 0x30303030)]
+    d = half_to_float(shuffle(reinterpret(u16x8, d), [0, 2, 4, 6, 1, 3, 5, 7]))
+    return q8k_rows.Heads(q8k_rows.ByteColumns(scales), q8k_rows.ByteColumns(minimums), low(d), high(d), RUN_OF, RUN_OF)
+
+
+def _by_row(blocks: Sequence[Value]) -> q8k_rows.Heads:
     words = four_lines(load(u32x4, block) for block in blocks)
     lows = shuffle(words, [at + word for at in range(0, 16, 4) for word in (1, 3, 2, 3)]) >> constant(u32x16, [0, 0, 0, 4] * 4)
     lows = lows & constant(u32x16, [0x3F3F3F3F, 0x0F0F0F0F] * 8)
@@ -57,5 +72,4 @@ def heads(blocks: Sequence[Value]) -> q8k_rows.Heads:
     rows = [opaque(convert(i16x16, shuffle(both, range(at, at + 16)))) for at in range(0, 64, 16)]
     d = reinterpret(u16x8, shuffle(words, range(0, 16, 4)))
     d = half_to_float(shuffle(d, [0, 2, 4, 6, 1, 3, 5, 7]))
-    scale_of = [i // 2 for i in range(16)]
-    return q8k_rows.Heads(rows, rows, low(d), high(d), scale_of, [8 + i for i in scale_of])
+    return q8k_rows.Heads(rows, rows, low(d), high(d), RUN_OF, [8 + run for run in RUN_OF])
