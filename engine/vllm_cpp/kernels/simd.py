@@ -642,22 +642,17 @@ def dot_i16(total: Value, x: Value, y: Value) -> Value:
     return total + shuffle(products, range(0, lanes, 2)) + shuffle(products, range(1, lanes, 2))
 
 
+def multiplies_bfloats() -> bool:
+    """Whether there is `dot_bfloat`."""
+    return "avx512bf16" in features()
+
+
 @unrolled
 def dot_bfloat(total: Value, x: Value, y: Value) -> Value:
-    """total[i] + x[2i] * y[2i] + x[2i+1] * y[2i+1] for bf16 bit patterns (u16); how the two additions round is up to the CPU."""
-    lanes = x.type.lanes
-    if "avx512bf16" in features() and lanes % 32 == 0:
-        bfloats = ir.VectorType(_BFLOAT, 32)
-        parts = []
-        for t, a, b in zip(_split(total, 16), _split(x, 32), _split(y, 32), strict=True):
-            operands = [t.ir, *(builder().bitcast(v.ir, bfloats) for v in (a, b))]
-            parts.append(Value(f32x16, _call("llvm.x86.avx512bf16.dpbf16ps.512", t.ir.type, operands)))
-        return _joined(parts)
-    wide = VecType(u32, lanes // 2)
-    (x_even, x_odd), (y_even, y_odd) = (
-        (reinterpret(total.type, reinterpret(wide, v) << 16), reinterpret(total.type, reinterpret(wide, v) & 0xFFFF0000)) for v in (x, y)
-    )
-    return fma(x_even, y_even, fma(x_odd, y_odd, total))
+    """total[i] + x[2i] * y[2i] + x[2i+1] * y[2i+1] for 32 bf16 bit patterns (u16); how the two additions round is up to the CPU."""
+    bfloats = ir.VectorType(_BFLOAT, 32)
+    operands = [total.ir, *(builder().bitcast(v.ir, bfloats) for v in (x, y))]
+    return Value(f32x16, _call("llvm.x86.avx512bf16.dpbf16ps.512", total.ir.type, operands))
 
 
 def _with_sign_of(x: Value, y: Value) -> Value:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from vllm_cpp.kernels import jit
 from vllm_cpp.kernels.cpu.encodings import floats
-from vllm_cpp.kernels.simd import dot_bfloat, f32, load, load_bfloat, u16, unrolled
-from vllm_cpp.kernels.vectors import Value, VecType, features
+from vllm_cpp.kernels.simd import dot_bfloat, f32, load, load_bfloat, multiplies_bfloats, u16, unrolled
+from vllm_cpp.kernels.vectors import Value, VecType
 
 WEIGHT_BYTES = 2
-MULTIPLIES_PAIRS = "avx512bf16" in features()
+MULTIPLIES_PAIRS = multiplies_bfloats()
 ACT_BYTES = 2 if MULTIPLIES_PAIRS else 4
 PAIRS = VecType(u16, 2 * floats.LANES)
 
