@@ -212,6 +212,20 @@ def test_two_engines_share_the_populating_of_their_arena(tiny_model):
 
 
 @pytest.mark.usefixtures("_a_process_of_its_own")
+def test_memory_that_was_populated_is_not_missed_again(tiny_model, monkeypatch, capfd):
+    """Another engine finds less memory available by what the arena got ahead of its slices."""
+    path = tiny_model("qwen2moe-s15-z0-mix")
+    with vllm_cpp.load(path, expert_stream=100, threads=1) as one:
+        one.generate([1, 2, 3], max_tokens=1, temperature=0)
+        process = streaming._process
+        assert process.populating.held_bytes == process.store.arena_bytes > process.store.occupied * process.store.cell_bytes
+        monkeypatch.setattr(streaming, "available_bytes", lambda: 0)
+        with vllm_cpp.load(path, threads=1):
+            pass
+    assert "lower expert_stream.slots" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("_a_process_of_its_own")
 def test_a_load_that_fails_leaves_nobody_populating(tiny_model, monkeypatch):
     class NoLanes:
         def __init__(self, *_: object) -> None:
@@ -226,8 +240,8 @@ def test_a_load_that_fails_leaves_nobody_populating(tiny_model, monkeypatch):
 
 def test_touching_pages_leaves_what_lanes_read_into_them(tmp_path: Path):
     path = tmp_path / "towers"
-    content = np.random.default_rng(5).integers(0, 4, (60, 16384), np.uint8)  # many words of 0, which a touch writes again
-    content[::2, ::4096] = 0
+    content = np.random.default_rng(5).integers(0, 4, (60, 16384), np.uint8)
+    content.reshape(60, -1, 4096)[::2, :, :8] = 0  # words that a touch writes again
     path.write_bytes(content.tobytes())
     for direct in (False, True):
         store = SlotStore(60, 16384)

@@ -171,6 +171,26 @@ def test_the_youngest_is_put_back_when_blocks_run_out_and_resumes_with_the_same_
     assert young.num_cached == 0  # finding its own blocks again is no hit
 
 
+def test_a_sequence_that_is_put_back_leaves_its_list_of_blocks_as_it_was():
+    """The runner knows by the list whether a sequence's blocks are those it wrote down before."""
+    scheduler = make(num_blocks=6)
+    old, young = Sequence(prompt_of(30, 1)), Sequence(prompt_of(30, 2))
+    scheduler.add(old)
+    scheduler.add(young)
+    scheduler.commit(scheduler.schedule())
+    held, blocks = young.block_ids, list(young.block_ids)
+    while not scheduler.num_preemptions:
+        scheduler.append(old, 0)
+        scheduler.append(young, 0)
+        grown = held is young.block_ids
+        scheduler.commit(scheduler.schedule())
+        assert held[: len(blocks)] == blocks
+        blocks = list(held)
+    assert grown, "a running sequence keeps its list"
+    assert blocks
+    assert young.block_ids is not held
+
+
 def test_a_sequence_that_was_put_back_is_the_first_to_come_in_again():
     scheduler, runner = make(num_blocks=6, max_num_seqs=2), FakeRunner(num_blocks=6)
     old, young, later = (Sequence(prompt_of(30, seed)) for seed in range(3))

@@ -322,8 +322,8 @@ def pack(parts: Sequence[Value]) -> Value:
 
 
 def bit_masks(bits: Value, numbers: Sequence[Sequence[int]]) -> list[Value]:
-    """Of eight or fewer u16 numbers, the bits of those named as masks for `select`, the lowest bit of the first number first (unrolled
-    functions only)."""
+    """Of eight or fewer u16 numbers, the bits of those named, an even number of them, as masks for `select`, the lowest bit of the first
+    number first (unrolled functions only)."""
     if "avx512bw" in features():
         chosen = [shuffle(bits, of) for of in numbers]
         return [

@@ -97,10 +97,10 @@ class Runner:
         """Run the program on what stands in the step arrays; its logits go behind the `done_rows` that are there. Returns how many rows
         came."""
         if (tokens, sampled, seqs) != self._sizes:
-            self._sizes = tokens, sampled, seqs
             sizes = {"tokens": tokens, "sampled": sampled, "seqs": seqs}
             for count in self._builder.counts:
                 count.cell[0] = count.factor * sizes[count.source]
+            self._sizes = tokens, sampled, seqs
         self._builder.first_row[0] = self._logits_address + done_rows * self._logits_stride
         self._team.run(self._table)
         if self._stream is not None:

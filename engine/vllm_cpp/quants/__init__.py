@@ -14,7 +14,7 @@ from vllm_cpp.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One ggml type. `activation` names the form a kernel wants its input in: "f32" plain floats, "bf16" their upper halves, "a32" int8
+    """One ggml type. `activation` names the form a kernel wants its input in: "f32" plain floats, "bf16" those rounded to bf16, "a32" int8
     blocks of 32, "q8k" int8 blocks of 256, "none" for types that are never multiplied with (integers, and ggml's own activation forms)."""
 
     name: str

@@ -45,6 +45,11 @@ class Populating:
             self._refused = True
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the arena that have their memory, or are just getting it: what a look at available memory has subtracted already."""
+        return max(self._reached, self._store.occupied * self._store.cell_bytes)
+
+    @property
     def over(self) -> bool:
         """Whether nothing is left to be done."""
         return self._refused or self._closed or self._due()[0] >= self._store.arena_bytes

@@ -28,6 +28,7 @@ MAX_LAYERS = 4096  # records of routed layers, of all models that are open at on
 _N_LAYERS = kernel.FIELDS + kernel.STORE_FIELDS.index("n_layers")
 _LARGE_PAGE = 2 << 20  # of most machines; only how fast an arena fills depends on it
 _SPREAD = 32  # large pages: more reads than that are seldom under way
+_STRETCH_BYTES = 128 << 20  # of large slots fewer: a stretch is taken as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,9 @@ def taking_order(n_slots: int, cell_bytes: int) -> tuple[np.ndarray, int]:
     within a stretch until that is full, so that few pages are taken early.
     """
     stride = -(-_LARGE_PAGE // cell_bytes) + 1
-    stretch = stride * _SPREAD
-    within = np.arange(stretch).reshape(_SPREAD, stride).T.ravel()
+    spread = max(1, min(_SPREAD, _STRETCH_BYTES // (stride * cell_bytes)))
+    stretch = stride * spread
+    within = np.arange(stretch).reshape(spread, stride).T.ravel()
     slots = (np.arange(-(-n_slots // stretch))[:, None] * stretch + within).ravel()
     return slots[slots < n_slots].astype(np.int32), stretch
 

@@ -126,9 +126,10 @@ def _process_for(model: GGUFModel, residency: Residency, layers: Sequence[Sequen
             n_slots, slot_bytes = _geometry(residency, layers)
             policy = env.text("VT_MOE_EXPERT_STREAM_POLICY")
             store = SlotStore(n_slots, slot_bytes, policy if policy in kernel.POLICIES else _DEFAULT_POLICY)
-            populating = Populating(store)
+            n_lanes = env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct)
+            populating = Populating(store)  # from here on cores and memory are busy
             try:
-                lanes = Lanes(store, env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct))
+                lanes = Lanes(store, n_lanes)
             except BaseException:
                 populating.close()
                 raise
@@ -175,7 +176,7 @@ class ExpertStream:
 
     def _warn_of_memory(self) -> None:
         store, room = self._process.store, available_bytes()
-        missing = store.arena_bytes - store.occupied * store.cell_bytes
+        missing = store.arena_bytes - self._process.populating.held_bytes
         if room is not None and missing > room:
             _say(
                 f"[expert-stream] {store.n_slots} slots take {store.arena_bytes / 2**30:.2f} GiB, and {room / 2**30:.2f} GiB of memory are "
@@ -247,8 +248,8 @@ def _reads_directly(residency: Residency, layers: Sequence[Sequence[TensorInfo]]
     if room is None:
         return False
     n_slots, slot_bytes = _geometry(residency, layers)
-    taken = 0 if _process is None else _process.store.occupied  # these have their memory already
-    return sum(info.n_bytes for towers in layers for info in towers) > room - (n_slots - taken) * cell_bytes(slot_bytes)
+    held = 0 if _process is None else _process.populating.held_bytes
+    return sum(info.n_bytes for towers in layers for info in towers) > room - (n_slots * cell_bytes(slot_bytes) - held)
 
 
 def _failure(source: TowerSource, expert: int, state: int, size: int) -> str:

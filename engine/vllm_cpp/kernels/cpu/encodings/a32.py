@@ -63,7 +63,6 @@ from vllm_cpp.kernels.vectors import Value, VecType, constant
 
 BLOCK = 32
 QUAD = 4
-ROWS_TOGETHER = 4
 RECORD = 192
 SECOND, SCALES, SUMS_SCALED, SUMS = 64, 128, 160, 176  # where parts of a record start
 LINES = 3  # lines of a staged quad: first halves, second halves, scales

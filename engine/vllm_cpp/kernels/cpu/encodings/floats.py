@@ -1,7 +1,7 @@
 """Products of encodings without blocks.
 
 Owns the arithmetic order, the same in both kernels: a row's products go lane by lane to one vector of running sums, in rising order; the
-lanes are added by halves, and values that do not fill a step are added after them, one by one. Must not know formats: a `Form` says how to
+lanes are added by halves, and values that do not fill a span are added after them, one by one. Must not know formats: a `Form` says how to
 load and multiply.
 
 Lanes hold values of one row here, not rows as in `panel.py`: with nothing to unpack, laying rows side by side would cost as much as a few
@@ -18,7 +18,7 @@ from vllm_cpp.kernels.cpu.encodings.panel import ask_ahead, store_lanes
 from vllm_cpp.kernels.simd import f32, fma, hsum, i64, in_order, load, minimum, pack, store, unrolled, zero
 from vllm_cpp.kernels.vectors import Value, VecType, features
 
-# Lanes of a vector of sums; rows and activation rows of a tile: its sums stay in registers, of which there are 32 of 16 lanes or 16 of 8.
+# Lanes of a vector of sums; rows and activation rows of a tile: its sums stay in registers where there are 32 of 16 lanes, or 16 of 8.
 LANES, TILE_ROWS, ACTS = (16, 6, 4) if "avx512f" in features() else (8, 3, 4)
 SUMS = VecType(f32, LANES)
 CELLS = [(a, r) for a in range(ACTS) for r in range(TILE_ROWS)]

@@ -1,6 +1,7 @@
-"""Panels: the unpacked form of many weight rows that tile kernels read.
+"""Many weight rows side by side: the panels that tile kernels read, and what row kernels share that take four rows at once.
 
-Owns one transposition. A row is first unpacked to lines of 64 bytes; sixteen rows' lines become columns: for each 4-byte word of a line,
+Owns one transposition, the folding of several rows' sums into the lanes of one vector, and how far ahead of themselves kernels ask for
+weights. A row is first unpacked to lines of 64 bytes; sixteen rows' lines become columns: for each 4-byte word of a line,
 that word of all rows side by side, so that one vector holds sixteen rows and an activation word is repeated across it. A product then
 needs no horizontal sums, and every row's sum is one lane. Must not know what the words mean.
 """

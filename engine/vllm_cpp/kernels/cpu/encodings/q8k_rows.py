@@ -65,10 +65,10 @@ class Quants:
 class Heads:
     """What stands beside the quants in one block of each of four rows: i16x16 scales, of which lane `scale_of[g]` is that of the g-th 16
     values, or None where all are 1; i16x16 minimums, of which lane `minimum_of[g]` is, or None; d and dmin (None where an encoding has one
-    scale for both) as f32x4, a row a lane."""
+    scale for both) as f32x4, a row a lane. Where registers are narrow, scales and minimums of one byte may come as columns instead."""
 
-    scales: Sequence[Value] | None
-    minimums: Sequence[Value] | None
+    scales: Sequence[Value] | ByteColumns | None
+    minimums: Sequence[Value] | ByteColumns | None
     d: Value
     dmin: Value | None
     scale_of: Sequence[int] = range(16)
