@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_cpp.kernels import jit
-from vllm_cpp.kernels.cpu.encodings.panel import ask_ahead, store_lanes
-from vllm_cpp.kernels.simd import f32, fma, hsum, i64, in_order, load, minimum, pack, store, unrolled, zero
-from vllm_cpp.kernels.vectors import Value, VecType, features
+from vllm_cpp.kernels.cpu.encodings.panel import AHEAD, ask_ahead, store_lanes
+from vllm_cpp.kernels.simd import f32, fma, hsum, i64, in_order, load, minimum, pack, prefetch, store, unrolled, wide_registers, zero
+from vllm_cpp.kernels.vectors import Value, VecType
 
 # Lanes of a vector of sums; rows and activation rows of a tile: its sums stay in registers where there are 32 of 16 lanes, or 16 of 8.
-LANES, TILE_ROWS, ACTS = (16, 6, 4) if "avx512f" in features() else (8, 3, 4)
+LANES, TILE_ROWS, ACTS = (16, 6, 4) if wide_registers() else (8, 3, 4)
 SUMS = VecType(f32, LANES)
 CELLS = [(a, r) for a in range(ACTS) for r in range(TILE_ROWS)]
 ROWS = 4  # rows a row kernel works on at once
@@ -47,12 +47,22 @@ class Form:
         return STEPS * self.step
 
 
+def _ask_ahead(address: Value, n_bytes: int) -> None:
+    """On CPUs with narrow registers, into the second cache and no further than a page: rows that are whole pages are followed by the CPU
+    half of the way, and more asking costs more than it brings (docs/notes/decode-step.md)."""
+    if wide_registers():
+        ask_ahead(address, n_bytes)
+        return
+    for line in range(0, n_bytes, 64):
+        prefetch(address + (AHEAD + line), 2)
+
+
 def dots(form: Form) -> Callable:
     """Add one span of each of four weight rows, which lie together, times one of an activation row to the rows' sums. `reached` is how far
     into the four one has come."""
 
     def dot_spans(sums: tuple[Value, ...], w0: Value, w1: Value, w2: Value, w3: Value, reached: Value, act: Value) -> tuple[Value, ...]:
-        ask_ahead(reached, ROWS * form.span * form.weight_bytes)
+        _ask_ahead(reached, ROWS * form.span * form.weight_bytes)
         for at in range(0, form.span, form.step):
             values = form.load_acts(act + form.act_bytes * at)
             weights = [form.load_weights(w + form.weight_bytes * at) for w in (w0, w1, w2, w3)]
