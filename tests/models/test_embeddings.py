@@ -86,11 +86,16 @@ def blocks(ids: list[int], number: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("mix")])
 def test_the_reference_lane_is_the_exact_answer(name: str, embedder: Callable[[str], Path]) -> None:
-    """Weights expanded to float32, activations as they are: what the oracle gives for decoded weights."""
+    """Weights expanded to float32, activations as they are: what the oracle gives for decoded weights.
+
+    Where gelu goes through f16, as ggml's table has it, a sum whose last bit differs can fall to the other side of a step, and a step is
+    2**-11 of a hidden unit: differences of 1e-6 to 5e-5 come and go with the order of sums there, whoever adds them up.
+    """
     recording = embeddings.Recording(name)
     with runner(embedder(name), residency=offload.Residency(expand=REFERENCE)) as loaded:
         rows = vectors(loaded, [ids for ids in recording.ids if ids])
-    assert np.abs(rows - recording.exact).max() < 1e-4 * np.abs(recording.exact).max()
+    bound = 2.0**-11 if name.startswith(("bert-", "nomic-bert-moe-")) else 1e-4
+    assert np.abs(rows - recording.exact).max() < bound * np.abs(recording.exact).max()
 
 
 def vectors(loaded: models.Runner, texts: list[list[int]], cuts: tuple[int, ...] = ()) -> np.ndarray:
