@@ -89,12 +89,12 @@ def test_the_reference_lane_is_the_exact_answer(name: str, embedder: Callable[[s
     """Weights expanded to float32, activations as they are: what the oracle gives for decoded weights.
 
     Where gelu goes through f16, as ggml's table has it, a sum whose last bit differs can fall to the other side of a step, and a step is
-    2**-11 of a hidden unit: differences of 1e-6 to 5e-5 come and go with the order of sums there, whoever adds them up.
+    2**-11 of a hidden unit: two orders of the same sums differ by up to 4e-5 there, and by 1e-7 in nomic-bert, whose activation has no steps.
     """
     recording = embeddings.Recording(name)
     with runner(embedder(name), residency=offload.Residency(expand=REFERENCE)) as loaded:
         rows = vectors(loaded, [ids for ids in recording.ids if ids])
-    bound = 2.0**-11 if name.startswith(("bert-", "nomic-bert-moe-")) else 1e-4
+    bound = 2.0**-11 if name.startswith(("bert-", "nomic-bert-moe-")) else 1e-5
     assert np.abs(rows - recording.exact).max() < bound * np.abs(recording.exact).max()
 
 
