@@ -89,7 +89,7 @@ def test_the_reference_lane_is_the_exact_answer(name: str, embedder: Callable[[s
     """Weights expanded to float32, activations as they are: what the oracle gives for decoded weights.
 
     Where gelu goes through f16, as ggml's table has it, a sum whose last bit differs can fall to the other side of a step, and a step is
-    2**-11 of a hidden unit: two orders of the same sums differ by up to 4e-5 there, and by 1e-7 in nomic-bert, whose activation has no steps.
+    2**-11 of a hidden unit: two orders of the same sums differ by up to 4e-5 there, and by 1e-7 in nomic-bert, which has none.
     """
     recording = embeddings.Recording(name)
     with runner(embedder(name), residency=offload.Residency(expand=REFERENCE)) as loaded:
