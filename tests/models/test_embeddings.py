@@ -94,8 +94,10 @@ def test_the_reference_lane_is_the_exact_answer(name: str, embedder: Callable[[s
     recording = embeddings.Recording(name)
     with runner(embedder(name), residency=offload.Residency(expand=REFERENCE)) as loaded:
         rows = vectors(loaded, [ids for ids in recording.ids if ids])
-    bound = 2.0**-11 if name.startswith(("bert-", "nomic-bert-moe-")) else 1e-5
-    assert np.abs(rows - recording.exact).max() < bound * np.abs(recording.exact).max()
+    off = np.abs(rows - recording.exact).max(1) / np.abs(recording.exact).max()
+    steps = name.startswith(("bert-", "nomic-bert-moe-"))
+    assert np.median(off) < (1e-4 if steps else 1e-5)
+    assert off.max() < (2.0**-11 if steps else 1e-5)
 
 
 def vectors(loaded: models.Runner, texts: list[list[int]], cuts: tuple[int, ...] = ()) -> np.ndarray:

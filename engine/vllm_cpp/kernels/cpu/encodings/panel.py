@@ -22,15 +22,19 @@ ROWS = 32 if wide_registers() else 16
 WORD_BYTES = 4 * ROWS
 
 
+def _picked(x: Value, y: Value, lanes: Sequence[int]) -> Value:
+    """In each 128 bits, 32-bit lanes of x (0 to 3) and of y (4 to 7)."""
+    n = x.type.lanes
+    return shuffle(x, [base + lane % 4 + (n if lane >= 4 else 0) for base in range(0, n, 4) for lane in lanes], y)
+
+
+# Of each 128 bits of two vectors the lower halves and the upper halves, alternating by one or by two 32-bit lanes.
+_ALTERNATING = {1: ((0, 4, 1, 5), (2, 6, 3, 7)), 2: ((0, 1, 4, 5), (2, 3, 6, 7))}
+
+
 def _interleave(x: Value, y: Value, width: int) -> tuple[Value, Value]:
-    """Within each 128 bits: the lower halves of x and y alternating by `width` words, and the upper halves."""
-    lower, upper = [], []
-    lanes = x.type.lanes
-    for base in range(0, lanes, 4):
-        for picks, start in ((lower, base), (upper, base + 2)):
-            for i in range(0, 2, width):
-                picks += [*range(start + i, start + i + width), *range(lanes + start + i, lanes + start + i + width)]
-    return shuffle(x, lower, y), shuffle(x, upper, y)
+    lower, upper = _ALTERNATING[width]
+    return _picked(x, y, lower), _picked(x, y, upper)
 
 
 @unrolled
@@ -84,24 +88,15 @@ def four_lines(lines: Iterable[Value]) -> Value:
     return join(join(a, b), join(c, d))
 
 
-def _picked(x: Value, y: Value, lanes: Sequence[int]) -> Value:
-    """In each 128 bits, 32-bit lanes of x (0 to 3) and of y (4 to 7)."""
-    n = x.type.lanes
-    return shuffle(x, [base + lane % 4 + (n if lane >= 4 else 0) for base in range(0, n, 4) for lane in lanes], y)
-
-
 def _as_words(x: Value) -> Value:
     return reinterpret(VecType(i32, x.type.lanes * x.type.element.bitwidth // 32), x)
 
 
+_BY_PARITY = ((0, 2, 4, 6), (1, 3, 5, 7))
 # How two vectors become two in which lanes of both stand side by side, at the first and at the second fold.
-_SIDES = (((0, 1, 4, 5), (2, 3, 6, 7)), ((0, 2, 4, 6), (1, 3, 5, 7)))
+_SIDES = (_ALTERNATING[2], _BY_PARITY)
 # The same where the order of what is added does not matter. A blend is cheapest where registers are narrow, and costs a copy elsewhere.
-_ADDED = (
-    (((0, 4, 1, 5), (2, 6, 3, 7)), ((0, 1, 4, 5), (2, 3, 6, 7)))
-    if wide_registers()
-    else (((0, 1, 6, 7), (2, 3, 4, 5)), ((0, 2, 4, 6), (1, 3, 5, 7)))
-)
+_ADDED = (_ALTERNATING[1], _ALTERNATING[2]) if wide_registers() else (((0, 1, 6, 7), (2, 3, 4, 5)), _BY_PARITY)
 
 
 def interleaved(rows: Sequence[Value], folds: int) -> list[list[Value]]:
