@@ -56,6 +56,8 @@ def greedy(prompt: str, count: int) -> list[int]:
     [
         (["--modle", "x"], "unknown argument '--modle'"),
         (["x.gguf"], "unknown argument 'x.gguf'"),
+        (["--expert-stream", "many"], "unknown argument 'many': behind --expert-stream stands a whole number, or nothing"),
+        (["--stream", "many"], "unknown argument 'many'"),
         (["--stream=yes"], "unknown argument '--stream=yes'"),
         (["--model"], "missing value for '--model'"),
         (["-m", "x", "--max-tokens"], "missing value for '--max-tokens'"),

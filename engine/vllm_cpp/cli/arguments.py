@@ -135,14 +135,17 @@ def parse(arguments: Sequence[str]) -> Options:
     """Read the command line; UsageError for the first thing wrong in it. `--flag value` and `--flag=value` are the same."""
     options = Options()
     rest = list(arguments)
+    alone = ""  # the flag before, where it took no number and could have
     while rest:
-        given = rest.pop(0)
+        given, before, alone = rest.pop(0), alone, ""
         name, equals, value = given.partition("=") if given.startswith("--") else (given, "", "")
         flag = _BY_NAME.get(name)
         if flag is None or (flag.read is None and equals):
-            raise UsageError(f"unknown argument '{given}'")
+            way_out = f": behind {before} stands a whole number, or nothing" if before and not given.startswith("-") else ""
+            raise UsageError(f"unknown argument '{given}'{way_out}")
         if flag.read is None or (flag.may_stand_alone and not equals and not (rest and rest[0].isdecimal())):
             setattr(options, flag.field, flag.alone)
+            alone = name if flag.may_stand_alone else ""
             continue
         if not equals:
             if not rest:
