@@ -177,7 +177,7 @@ class TestFlags:
             (["-ot", "exps"], "'exps' is not PATTERN=DEVICE (-ot)"),
             (["--n-cpu-moe", "many"], "'many' is not an integer (--n-cpu-moe)"),
             (["--expert-stream=many"], "'many' is not an integer (--expert-stream)"),
-            (["--expert-stream", "many"], "unknown argument 'many'"),
+            (["--expert-stream", "many"], "unknown argument 'many': behind --expert-stream stands a whole number, or nothing"),
             (["--cpu-moe=1"], "unknown argument '--cpu-moe=1'"),
             (["-ot"], "missing value for '-ot'"),
             (["--plan", "-p", "a"], "--plan loads nothing: leave --prompt and --stream out"),
