@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -124,25 +125,34 @@ def test_where_reads_have_taken_every_slot_the_thread_ends(store, populate, tmp_
     assert resident_bytes(store) <= AHEAD + LARGE_PAGE
 
 
-def test_little_is_no_reason_to_look_for_memory(store, populate, tmp_path, monkeypatch):
+def test_it_is_ahead_by_what_steps_take(store, populate, tmp_path, monkeypatch):
+    """A prompt may take much; tokens that take a slot each share their cores with no more than what comes next."""
     path = tmp_path / "towers"
     path.touch()
-    os.truncate(path, 20 * SLICE_BYTES)
+    os.truncate(path, 400 * SLICE_BYTES)
     monkeypatch.setattr(populating, "AHEAD_BYTES", 200 * MIB)
+    engine = Engine(store, sources(str(path), 1, 1, 400, slice_bytes=SLICE_BYTES))
     populate.append(Populating(store))
-    populate[0].end_step()
-    populate[0]._catch_up()
-    asked = []
-    monkeypatch.setattr(populating, "available_bytes", lambda: asked.append(1))
-    engine = Engine(store, sources(str(path), 1, 1, 20, slice_bytes=SLICE_BYTES))
-    for e in range(12):
-        engine.ask(0, [e])
+
+    def step(experts: range) -> int:
+        """Bytes beyond the slots in use that are populated then."""
+        engine.ask(0, experts)
         finish_reads(store)
         engine.end_step()
         populate[0].end_step()
         populate[0]._catch_up()
-    assert store.occupied == 12
-    assert len(asked) == 3, "once for each piece of four slots"
+        return populate[0]._reached - store.occupied * MIB
+
+    assert step(range(20)) > 196 * MIB
+    assert step(range(20, 21)) > 196 * MIB, "steps before it took 20"
+    asked = []
+    monkeypatch.setattr(populating, "available_bytes", lambda: asked.append(1))
+    ahead = [step(range(e, e + 1)) // MIB for e in range(21, 171)]
+    stretch = store.taken_bytes(1) // MIB
+    assert ahead[:90] == list(range(ahead[0], ahead[0] - 90, -1)), "nobody looks for more while the prompts' last"
+    assert all(stretch < left <= stretch + 4 for left in ahead[110:]), "a stretch and a piece, less what a piece does not fill"
+    assert len(asked) == sum(now >= before for before, now in itertools.pairwise(ahead)) > 9, "once for each piece of four slots"
+    assert step(range(171, 191)) > 156 * MIB
 
 
 def test_a_small_arena_is_populated_wholly_and_the_thread_ends(populate):

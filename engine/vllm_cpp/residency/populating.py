@@ -20,7 +20,9 @@ from vllm_cpp.residency.memory import available_bytes
 from vllm_cpp.residency.slots import SlotStore
 
 AHEAD_BYTES: Final = 1 << 30
-"""So much beyond the slots in use is kept ready: some prompts' worth, and nothing against an arena that may never be filled."""
+"""At most so much beyond the slots in use is kept ready: some prompts' worth, and nothing against an arena that may never be filled."""
+STEPS_AHEAD: Final = 8
+"""And, once steps have shown what they take, no more than for so many of them: decoding that takes little shares its cores for nothing else."""
 PIECE_BYTES: Final = 32 << 20
 SPARED_BYTES: Final = 256 << 20
 """Of available memory: where there is less, pages are left to the slices that really come."""
@@ -35,6 +37,8 @@ class Populating:
         self._lock = threading.Lock()
         self._wanted, self._closed = threading.Event(), False
         self._first_step = True
+        self._seen, self._pace = 0, 0  # slots in use when a step ended last; what steps take of them, half of it forgotten with each
+        self._ahead = AHEAD_BYTES
         reads.touch_pages.address  # noqa: B018 - compile now, not beside the first step
         room = available_bytes()
         self._refused = room is not None and store.arena_bytes > room
@@ -60,10 +64,22 @@ class Populating:
         first_step, self._first_step = self._first_step, False
         if not self._thread.is_alive():
             return
+        if first_step:
+            self._seen = self._pace = self._store.occupied
+        else:
+            self._follow_pace()
         if self.over or self._due()[1] > 0:
             self._wanted.set()
         if first_step:
             self._catch_up()
+
+    def _follow_pace(self) -> None:
+        """Be ahead by what some steps like the last ones take."""
+        with self._lock:
+            used = self._store.occupied
+            self._pace, self._seen = max(used - self._seen, self._pace // 2), used
+            least = self._store.taken_bytes(1) + PIECE_BYTES  # or the next stretch would be the reads' before it is this thread's
+            self._ahead = min(AHEAD_BYTES, max(least, STEPS_AHEAD * self._pace * self._store.cell_bytes))
 
     def close(self) -> None:
         """Stop and join the thread."""
@@ -107,4 +123,4 @@ class Populating:
         used = store.occupied
         first = max(self._reached, store.taken_bytes(used))
         n_bytes = min(PIECE_BYTES, store.arena_bytes - first)
-        return first, n_bytes if first + n_bytes <= used * store.cell_bytes + AHEAD_BYTES else 0
+        return first, n_bytes if first + n_bytes <= used * store.cell_bytes + self._ahead else 0
