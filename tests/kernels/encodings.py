@@ -15,6 +15,7 @@ import numpy as np
 from tests.reference.decoders import decode
 from tests.tiny_models.blocks import random_blocks
 from vllm_cpp.kernels.buffers import aligned_zeros
+from vllm_cpp.kernels.cpu.encodings.bf16 import ACT_BYTES
 from vllm_cpp.kernels.cpu.quantize import LAYOUTS, activation_row_bytes
 from vllm_cpp.kernels.cpu.registry import tile_scratch_bytes
 from vllm_cpp.quants import ENCODINGS
@@ -83,7 +84,7 @@ def bf16(x: np.ndarray) -> Activation:
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     values = (rounded.astype(np.uint32) << 16).view(np.float32)
     raw = aligned_zeros(activation_row_bytes("bf16", x.size), np.uint8)
-    stored = rounded if len(raw) < 4 * x.size else values
+    stored = rounded if ACT_BYTES == 2 else values
     raw[: stored.nbytes] = stored.view(np.uint8)
     return Activation(raw, values.astype(np.float64), np.zeros(x.size // 32))
 
