@@ -1,4 +1,5 @@
-"""Every lane (native, 256-bit VNNI, AVX2, generic) answers alike: integers and conversions to the bit, products too where there is FMA."""
+"""Every lane (native, 256-bit VNNI, AVX2, generic) answers alike: integers and conversions to the bit, products too where there is FMA;
+those of encodings without blocks, which are added in vectors as wide as registers are, where these are as wide."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 from llvmlite.binding import get_host_cpu_features
 
 from tests.kernels.probe import TILES
+from vllm_cpp.kernels import simd
 from vllm_cpp.kernels.cpu.registry import NAMES
 
 ROOT = Path(__file__).parent.parent.parent
@@ -20,6 +22,7 @@ AVX2 = "+sse2,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+f16c,+fma,+bmi,+bmi2,+avx2"
 X86 = {"native": None, "avxvnni": ("x86-64-v3", AVX2 + ",+avxvnni"), "avx2": ("x86-64-v3", AVX2), "generic": ("x86-64", "+sse2")}
 LANES = X86 if platform.machine() == "x86_64" else {"native": None, "generic": ("generic", "")}
 FUSED = {"native", "avxvnni", "avx2"}
+WITHOUT_BLOCKS = ("F64", "F32", "F16", "BF16")
 
 
 def this_cpu_has(lane: tuple[str, str] | None) -> bool:
@@ -46,19 +49,32 @@ def answers(tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
     return {name: dict(np.load(f"{folder / name}.npz")) for name in RUNNABLE}
 
 
+def keys_of(what: str, answers: dict[str, dict[str, np.ndarray]]) -> list[str]:
+    keys = [key for key in answers["native"] if key.split(" rows")[0].split(" tile")[0] == what]
+    assert keys
+    return keys
+
+
 @pytest.mark.parametrize("lane", [name for name in RUNNABLE if name != "native"])
 @pytest.mark.parametrize("what", ["dots", "half to float", "float to half", "exp", *NAMES])
 def test_lanes_answer_alike(answers, lane, what):
-    # how bf16 products are added is the CPU's business
-    same_bits = (lane in FUSED and what != "BF16") or what in ("dots", "half to float", "float to half")
-    compared = [key for key in answers["native"] if key.split(" rows")[0].split(" tile")[0] == what]
-    assert compared
-    for key in compared:
+    same_bits = (lane in FUSED and what not in WITHOUT_BLOCKS) or what in ("dots", "half to float", "float to half")
+    for key in keys_of(what, answers):
         native, other = answers["native"][key], answers[lane][key]
         if same_bits:
             np.testing.assert_array_equal(other, native, f"{lane}: {key}")
         else:
             np.testing.assert_allclose(other, native, rtol=1e-6, atol=1e-6 * np.abs(native).max(), err_msg=f"{lane}: {key}")
+
+
+@pytest.mark.parametrize("encoding", WITHOUT_BLOCKS)
+def test_lanes_of_narrow_registers_have_the_same_bits(answers, encoding):
+    narrow = [lane for lane in RUNNABLE if lane in FUSED and not (lane == "native" and simd.wide_registers())]
+    if len(narrow) < 2:
+        pytest.skip("fewer than two lanes of such registers run here")
+    for key in keys_of(encoding, answers):
+        for lane in narrow[1:]:
+            np.testing.assert_array_equal(answers[lane][key], answers[narrow[0]][key], f"{lane} and {narrow[0]}: {key}")
 
 
 @pytest.mark.parametrize("encoding", TILES)
