@@ -28,6 +28,7 @@ from vllm_cpp.kernels.simd import (
     i8x16,
     i8x32,
     i16x16,
+    i16x32,
     i32x8,
     i32x16,
     join,
@@ -149,14 +150,12 @@ def sums_apart(four: Four) -> tuple[Value, Value | None]:
     for r, (scales, quants) in enumerate(zip(heads.scales, four.rows(), strict=True)):
         four.ask_ahead(r)
         row = zero(i32x16)
-        by_word = opaque(convert(i32x16, scales)) if form.whole_range else None
-        for groups, act, q in zip(four.lie.order, acts, quants, strict=True):
+        by_quarter = ByQuarter(convert(i32x16, scales) if form.whole_range else scales, four.lie.order, heads.scale_of)
+        for j, (act, q) in enumerate(zip(acts, quants, strict=True)):
             if form.whole_range:
-                by_four = shuffle(by_word, [heads.scale_of[groups[lane // 4]] for lane in range(16)])
-                row = row + dots(zero(i32x16), [(unsigned_form(q), act)], form.largest) * by_four
+                row = row + dots(zero(i32x16), [(unsigned_form(q), act)], form.largest) * by_quarter.of(j)
             else:
-                by_pair = shuffle(scales, [heads.scale_of[groups[lane // 8]] for lane in range(32)])
-                row = dot_i16(row, pair_sums(q, act), by_pair)
+                row = dot_i16(row, pair_sums(q, act), reinterpret(i16x32, by_quarter.of(j)))
         whole.append(row)
     if form.folded:
         if form.dot_zero:
@@ -165,6 +164,20 @@ def sums_apart(four: Four) -> tuple[Value, Value | None]:
             return across([low(row) + high(row) - row_low for row, row_low in zip(whole, lows, strict=True)]), None
         return across(whole), None
     return across(whole), across([dot_i16(zero(i32x8), row, four.sums) for row in minimums])
+
+
+class ByQuarter:
+    """16 scales of a row as registers of 64 bytes multiply them: each quarter of one, which holds 16 quants, has the scales that the four
+    vectors of a block want there. Picking a vector's is a step within quarters then, half as long as one across them."""
+
+    def __init__(self, scales: Value, order: Sequence[Sequence[int]], scale_of: Sequence[int]):
+        per_word = 32 // scales.type.element.bitwidth
+        picks = [scale_of[order[j][quarter]] for quarter in range(4) for j in range(PARTS) for _ in range(per_word)]
+        self.words = opaque(reinterpret(i32x16, shuffle(scales, picks)))
+
+    def of(self, j: int) -> Value:
+        """Those of vector `j`, i32x16: a scale, or a 16-bit scale twice."""
+        return shuffle(self.words, [4 * quarter + j for quarter in range(4) for _ in range(4)])
 
 
 def sums_side_by_side(four: Four) -> tuple[Value, Value | None]:
