@@ -22,7 +22,7 @@ from vllm_cpp.residency.slots import SlotStore
 AHEAD_BYTES: Final = 1 << 30
 """At most so much beyond the slots in use is kept ready: some prompts' worth, and nothing against an arena that may never be filled."""
 STEPS_AHEAD: Final = 8
-"""And, once steps have shown what they take, no more than for so many of them: decoding that takes little shares its cores for nothing else."""
+"""And, once steps have shown what they take, no more than for so many of them: decoding that takes little keeps its cores to itself."""
 PIECE_BYTES: Final = 32 << 20
 SPARED_BYTES: Final = 256 << 20
 """Of available memory: where there is less, pages are left to the slices that really come."""
