@@ -79,7 +79,7 @@ Weights = Callable[..., Plan]  # weights(part, name, *sizes), in the encoding th
 class Qwen3Moe:
     """32 query and 4 KV heads of 128; experts of 768, top-8."""
 
-    name, n_experts = "qwen3moe", (128, 64, 32)
+    name, num_experts = "qwen3moe", (128, 64, 32)
     WIDTH, TOP_K, HEADS, KV_HEADS, HEAD = 768, 8, 32, 4, 128
 
     def layer(self, at: str, il: int, shape: Shape, weights: Weights) -> list[Plan]:  # noqa: ARG002 - all layers are alike
@@ -112,7 +112,7 @@ class Deepseek2:
     """The heads of DeepSeek-V2-Lite: 16 of 128 + 64 over a latent row of 512 + 64. Experts of 1536 (there 1408, which fills no blocks of
     256), top-6 beside two shared ones; the first layer is dense."""
 
-    name, n_experts = "deepseek2", (64, 32)
+    name, num_experts = "deepseek2", (64, 32)
     WIDTH, TOP_K, SHARED, DENSE, HEADS, RANK, NOPE, ROPE, VALUE = 1536, 6, 2, 10752, 16, 512, 128, 64, 128
 
     def layer(self, at: str, il: int, shape: Shape, weights: Weights) -> list[Plan]:
@@ -156,7 +156,7 @@ class Qwen35Moe:
     """The layers of Qwen3.5-35B-A3B: three of the delta rule (16 key and 32 value heads of 128) to one of gated attention (16 query and 2
     KV heads of 256, a quarter of which turns). Experts of 512, top-8 beside a shared one."""
 
-    name, n_experts = "qwen35moe", (128, 64, 32)
+    name, num_experts = "qwen35moe", (128, 64, 32)
     WIDTH, TOP_K, HEADS, KV_HEADS, HEAD, EVERY = 512, 8, 16, 2, 256, 4
     CHANNELS, KEY_HEADS, VALUE_HEADS, TAPS = 128, 16, 32, 4
 
@@ -252,14 +252,14 @@ def tensors(encoding: str, shape: Shape, architecture: str = Qwen3Moe.name) -> l
     return [*plans, ones("output_norm.weight", HIDDEN), weights("output", "output.weight", VOCABULARY, HIDDEN)]
 
 
-def shape_for(encoding: str, target: int, architecture: str = Qwen3Moe.name, n_experts: int = 0) -> Shape:
+def shape_for(encoding: str, target: int, architecture: str = Qwen3Moe.name, num_experts: int = 0) -> Shape:
     """At least three layers of an architecture's number of experts, or of fewer where they are too much; as many as come nearest to
-    the target. `n_experts`: so many, with however few layers."""
+    the target. `num_experts`: so many, with however few layers."""
 
     def size(layers: int, experts: int) -> int:
         return sum(plan.n_bytes for plan in tensors(encoding, Shape(layers, experts), architecture))
 
-    for experts in (n_experts,) if n_experts else ARCHITECTURES[architecture].n_experts:
+    for experts in (num_experts,) if num_experts else ARCHITECTURES[architecture].num_experts:
         sizes = {layers: size(layers, experts) for layers in (2, 3)}
         layers = max(1, round(2 + (target - sizes[2]) / (sizes[3] - sizes[2])))
         if layers >= 3:

@@ -78,9 +78,9 @@ def read_trace(path: Path) -> Trace:
     return Trace(path.stem, len(layers), 1 + max(int(row["expert"]) for row in rows), sum(decoded) / tokens, steps)
 
 
-def replay(trace: Trace, n_slots: int, policy: str) -> float:
+def replay(trace: Trace, num_slots: int, policy: str) -> float:
     """Hit rate of the store."""
-    store = SlotStore(n_slots, SLICE_BYTES, policy)
+    store = SlotStore(num_slots, SLICE_BYTES, policy)
     with Path("/dev/null").open("rb") as nothing:
         source = [
             [
@@ -114,9 +114,9 @@ def replay(trace: Trace, n_slots: int, policy: str) -> float:
     return hits / (hits + misses)
 
 
-def belady(trace: Trace, n_slots: int) -> float:
+def belady(trace: Trace, num_slots: int) -> float:
     """The best hit rate there is, with whole experts as units, what a visit uses protected during it."""
-    room = n_slots // TOWERS
+    room = num_slots // TOWERS
     uses: dict[tuple[int, int], Iterator[int]] = {}
     for number, step in enumerate(trace.steps):
         for e in step.chosen:
@@ -141,10 +141,10 @@ def measure(trace: Trace, policies: list[str]) -> list[dict[str, float]]:
     """A row a pool: its size in token cycles and slots, and each policy's hit rate in percent."""
     rows = []
     for pool in POOLS:
-        n_slots = int(trace.cycle * pool) * TOWERS
-        row = {"pool": pool, "slots": n_slots}
-        row |= {policy: round(100 * replay(trace, n_slots, policy), 1) for policy in policies}
-        rows.append({**row, "belady": round(100 * belady(trace, n_slots), 1)})
+        num_slots = int(trace.cycle * pool) * TOWERS
+        row = {"pool": pool, "slots": num_slots}
+        row |= {policy: round(100 * replay(trace, num_slots, policy), 1) for policy in policies}
+        rows.append({**row, "belady": round(100 * belady(trace, num_slots), 1)})
     return rows
 
 

@@ -37,7 +37,7 @@ def weight(name: str, *shape: int, encoding: str = "Q4_K") -> Weight:
     layer = int(name.split(".")[1]) if name.startswith("blk.") else None
     num_experts = shape[0] if "exps.weight" in name else 0
     n_bytes = rows * ENCODINGS[encoding].row_bytes(shape[-1])
-    return Weight(name=name, layer=layer, encoding=encoding, n_bytes=n_bytes, n_values=values, num_experts=num_experts)
+    return Weight(name=name, layer=layer, encoding=encoding, n_bytes=n_bytes, num_values=values, num_experts=num_experts)
 
 
 def inventory(architecture: str, encoding: str = "Q4_K", **encodings: str) -> Inventory:

@@ -35,21 +35,22 @@ def edited(folder: Path, family: str, edit: Callable[[TinyModel], None], dtype: 
     return model.write(folder / "edited.gguf")
 
 
-def many_experts(n_experts: int, top_k: int, width: int = 32) -> Callable[[TinyModel], None]:
+def many_experts(num_experts: int, top_k: int, width: int = 32) -> Callable[[TinyModel], None]:
     def edit(m: TinyModel) -> None:
-        m.keys({"expert_count": n_experts, "expert_used_count": top_k, "expert_feed_forward_length": width})
+        m.keys({"expert_count": num_experts, "expert_used_count": top_k, "expert_feed_forward_length": width})
         for name in [name for name in m.tensors if "_exps" in name or "ffn_gate_inp" in name]:
             n = 256
-            shape = {"ffn_gate_inp": (n_experts, n), "ffn_down_exps": (n_experts, n, width)}.get(name.split(".")[2], (n_experts, width, n))
+            shapes = {"ffn_gate_inp": (num_experts, n), "ffn_down_exps": (num_experts, n, width)}
+            shape = shapes.get(name.split(".")[2], (num_experts, width, n))
             del m.tensors[name]
             m.matrix(name, *shape, gain=2.0, encoding="F32" if "inp" in name else None)
 
     return edit
 
 
-@pytest.mark.parametrize(("n_experts", "top_k"), [(512, 1), (512, 10), (512, 512), (1, 1), (17, 17)])
-def test_streamed_is_resident_for_any_number_of_experts(tmp_path: Path, n_experts: int, top_k: int) -> None:
-    path = edited(tmp_path, "qwen3moe", many_experts(n_experts, top_k), "Q4_0")
+@pytest.mark.parametrize(("num_experts", "top_k"), [(512, 1), (512, 10), (512, 512), (1, 1), (17, 17)])
+def test_streamed_is_resident_for_any_number_of_experts(tmp_path: Path, num_experts: int, top_k: int) -> None:
+    path = edited(tmp_path, "qwen3moe", many_experts(num_experts, top_k), "Q4_0")
     with runner(path) as loaded:
         resident = logits_along(loaded, PROMPT, GENERATED)
     assert np.isfinite(resident).all()

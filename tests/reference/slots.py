@@ -29,9 +29,9 @@ class NaiveVisit:
 
 
 class NaiveStore:
-    def __init__(self, n_slots: int, policy: str, models: dict[str, tuple[int, int, int]]) -> None:
+    def __init__(self, num_slots: int, policy: str, models: dict[str, tuple[int, int, int]]) -> None:
         """`models`: layers, towers and experts of each."""
-        self.n_slots, self.policy, self.models = n_slots, policy, models
+        self.num_slots, self.policy, self.models = num_slots, policy, models
         self.held: dict[Slice, Held] = {}
         self.counters: Counter[str] = Counter()
         self.age = self.clock = 0
@@ -47,7 +47,7 @@ class NaiveStore:
         self._remember((model, layer), chosen, tokens, seqs)
         self.release(visit)
         towers = range(self.models[model][1])
-        visit.most = self.n_slots if tokens == seqs else max(self.n_slots // 8, 4 * len(towers))
+        visit.most = self.num_slots if tokens == seqs else max(self.num_slots // 8, 4 * len(towers))
         there = [e for e in sorted(chosen) if all((model, layer, t, e) in self.held for t in towers)]
         visit.todo = there + [e for e in sorted(chosen) if e not in there]
         self.next_wave(visit, model, layer)
@@ -84,7 +84,7 @@ class NaiveStore:
 
     # -- the rules
     def _unprotected(self) -> int:
-        return self.n_slots - sum(held.users > 0 for held in self.held.values())
+        return self.num_slots - sum(held.users > 0 for held in self.held.values())
 
     def _use(self, visit: NaiveVisit, s: Slice) -> None:
         self.age += 1
@@ -93,7 +93,7 @@ class NaiveStore:
         visit.holds.append(s)
 
     def _fill(self, visit: NaiveVisit, layer: int, model: str, missing: list[Slice]) -> None:
-        too_many = len(missing) - (self.n_slots - len(self.held))
+        too_many = len(missing) - (self.num_slots - len(self.held))
         if too_many > 0:
             idle = [s for s, held in self.held.items() if not held.users]
             idle.sort(key=lambda s: (-self._badness(s, model, layer), self.held[s].age))

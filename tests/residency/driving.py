@@ -38,9 +38,9 @@ class Engine:
     def __init__(self, store: SlotStore, layers: list[list[TowerSource]], mapped: int = 0, *, direct: bool = False) -> None:
         self.store = store
         self.model = store.open_model(layers, direct=direct)
-        n_experts = layers[0][0].n_experts
-        self.visit = Visit(store, n_experts)
-        self._offsets = aligned_zeros(n_experts + 1, np.int32)
+        num_experts = layers[0][0].num_experts
+        self.visit = Visit(store, num_experts)
+        self._offsets = aligned_zeros(num_experts + 1, np.int32)
         self._counts = aligned_zeros(2, np.int64)
         base = layers[0][0].offset
         self.askings = [

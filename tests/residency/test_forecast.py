@@ -97,8 +97,8 @@ def test_states_are_counted_as_an_engine_sets_them_aside(family, tmp_path, monke
     path = tiny_models.build(family, dtype="F32").write(tmp_path / "tiny.gguf")
     taken, real = [], Builder.state
 
-    def state(builder, n_values):
-        found = real(builder, n_values)
+    def state(builder, num_values):
+        found = real(builder, num_values)
         taken.append(builder.keep[-1].nbytes)
         return found
 

@@ -35,8 +35,8 @@ def model_file(tmp_path: Path) -> Path:
 class Reading:
     """A store with lanes, and an engine on a file."""
 
-    def __init__(self, path: Path | str, n_slots: int, *, direct: bool, lanes: int = 2) -> None:
-        self.store = SlotStore(n_slots, SLICE_BYTES)
+    def __init__(self, path: Path | str, num_slots: int, *, direct: bool, lanes: int = 2) -> None:
+        self.store = SlotStore(num_slots, SLICE_BYTES)
         self.lanes = Lanes(self.store, lanes)
         self.engine = Engine(self.store, sources(str(path), LAYERS, TOWERS, EXPERTS, slice_bytes=SLICE_BYTES, first=FIRST), direct=direct)
         self.file = self.engine.model.layers[0].towers[0].file

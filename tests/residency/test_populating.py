@@ -63,16 +63,16 @@ def resident_bytes(store: SlotStore) -> int:
     return int(resident(store).sum()) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize(("n_slots", "cell"), [(1, 4096), (7, 4096), (50000, 4096), (3718, 557056), (400, MIB), (99, 3 * MIB)])
-def test_slots_that_are_taken_one_after_the_other_share_no_large_page(n_slots, cell):
-    order, stretch = taking_order(n_slots, cell)
-    assert sorted(order) == list(range(n_slots))
+@pytest.mark.parametrize(("num_slots", "cell"), [(1, 4096), (7, 4096), (50000, 4096), (3718, 557056), (400, MIB), (99, 3 * MIB)])
+def test_slots_that_are_taken_one_after_the_other_share_no_large_page(num_slots, cell):
+    order, stretch = taking_order(num_slots, cell)
+    assert sorted(order) == list(range(num_slots))
     stretches = order // stretch
     assert (np.diff(stretches) >= 0).all(), "a stretch is filled before the next one is begun"
     between = (np.abs(np.diff(order.astype(np.int64))) - 1) * cell
-    whole = (np.diff(stretches) == 0) & (stretches[1:] < n_slots // stretch)  # the last stretch may be too short for that
+    whole = (np.diff(stretches) == 0) & (stretches[1:] < num_slots // stretch)  # the last stretch may be too short for that
     assert (between[whole] >= LARGE_PAGE).all()
-    assert whole.any() or n_slots < stretch
+    assert whole.any() or num_slots < stretch
 
 
 def test_an_empty_arena_gets_its_first_pages_and_no_more(store, populate):

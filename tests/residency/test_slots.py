@@ -34,12 +34,12 @@ def routing(rng: random.Random, favourites: list[int], most: int) -> dict[int, i
 
 
 @pytest.mark.parametrize("policy", ["next", "lru", "decay"])
-@pytest.mark.parametrize(("n_slots", "towers"), [(1, 3), (2, 3), (3, 3), (7, 3), (17, 3), (31, 2), (64, 3), (180, 3), (200, 3)])
-def test_every_decision_is_the_plain_stores(towers_file: Path, policy: str, n_slots: int, towers: int) -> None:
-    rng = random.Random(f"{policy} {n_slots}")
-    store = SlotStore(n_slots, SLICE_BYTES, policy)
+@pytest.mark.parametrize(("num_slots", "towers"), [(1, 3), (2, 3), (3, 3), (7, 3), (17, 3), (31, 2), (64, 3), (180, 3), (200, 3)])
+def test_every_decision_is_the_plain_stores(towers_file: Path, policy: str, num_slots: int, towers: int) -> None:
+    rng = random.Random(f"{policy} {num_slots}")
+    store = SlotStore(num_slots, SLICE_BYTES, policy)
     engine = Engine(store, sources(str(towers_file), LAYERS, towers, EXPERTS))
-    plain, visit = NaiveStore(n_slots, policy, {"m": (LAYERS, towers, EXPERTS)}), NaiveVisit()
+    plain, visit = NaiveStore(num_slots, policy, {"m": (LAYERS, towers, EXPERTS)}), NaiveVisit()
     favourites = [rng.sample(range(EXPERTS), 4) for _ in range(LAYERS)]
     for step in range(40):
         tokens, seqs = ((1, 1), (1, 1), (24, 1), (6, 3))[step % 4]
@@ -61,7 +61,7 @@ def test_every_decision_is_the_plain_stores(towers_file: Path, policy: str, n_sl
         name: plain.counters[name] for name in ("hits", "misses", "evictions", "fills", "exhausted")
     }
     assert counted["fills"] == counted["misses"] - counted["exhausted"]
-    assert (counted["exhausted"] > 0) == (n_slots < towers)  # a whole expert fits, so nothing is ever left out
+    assert (counted["exhausted"] > 0) == (num_slots < towers)  # a whole expert fits, so nothing is ever left out
 
 
 def test_two_engines_share_the_slots_and_never_each_others(towers_file: Path) -> None:

@@ -40,14 +40,14 @@ def resident_and_streamed(path: Path, slot_counts: list[int]) -> np.ndarray:
     return resident
 
 
-def fused(model: tiny_models.TinyModel, n_experts: int) -> tiny_models.TinyModel:
+def fused(model: tiny_models.TinyModel, num_experts: int) -> tiny_models.TinyModel:
     """The same model with every layer's gate and up in one tower, an expert's gate rows before its up rows."""
     for name in [name for name in model.tensors if name.endswith("ffn_gate_exps.weight")]:
         gate, up = model.tensors.pop(name), model.tensors.pop(name.replace("gate", "up"))
         assert gate.ggml_id == up.ggml_id
-        slices = [np.frombuffer(part.data, np.uint8).reshape(n_experts, -1) for part in (gate, up)]
+        slices = [np.frombuffer(part.data, np.uint8).reshape(num_experts, -1) for part in (gate, up)]
         k, width, _ = gate.dims
-        whole = Stored((k, 2 * width, n_experts), gate.ggml_id, np.concatenate(slices, 1).tobytes())
+        whole = Stored((k, 2 * width, num_experts), gate.ggml_id, np.concatenate(slices, 1).tobytes())
         model.tensors[name.replace("gate", "gate_up")] = whole
     return model
 

@@ -120,7 +120,7 @@ def _kv_layouts(model: GGUFModel, params: EngineParams, residency: Residency, fa
         return [None] * hp.num_layers  # a text is computed as a whole
     kv_dtype = "f32" if residency.reference else params.kv_cache_dtype
     return [
-        KvLayout(shape.n_kv_heads, shape.key_length, params.block_size, kv_dtype, shape.value_length) if shape else None
+        KvLayout(shape.num_kv_heads, shape.key_length, params.block_size, kv_dtype, shape.value_length) if shape else None
         for shape in family.kv_shapes(model, hp)
     ]
 

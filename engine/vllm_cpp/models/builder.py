@@ -62,7 +62,7 @@ class Weight:
     encoding: str
     layout: str  # the activation layout its kernels want
     address: Address
-    n_rows: int
+    num_rows: int
     k: int
     row_bytes: int
     kernels: EncodingKernels
@@ -70,7 +70,7 @@ class Weight:
 
     def rows(self, first: int, n: int, name: str) -> Weight:
         """Rows first … first + n - 1 as a matrix of their own (a fused projection cut into its parts)."""
-        return replace(self, name=name, address=self.address + first * self.row_bytes, n_rows=n)
+        return replace(self, name=name, address=self.address + first * self.row_bytes, num_rows=n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class State:
     stride: int
 
 
-def state_stride(n_values: int) -> int:
-    """Bytes between two sequences' states of `n_values` float32 values."""
-    return -(-n_values // 16) * 64
+def state_stride(num_values: int) -> int:
+    """Bytes between two sequences' states of `num_values` float32 values."""
+    return -(-num_values // 16) * 64
 
 
 @dataclass(slots=True)
@@ -184,11 +184,11 @@ class Builder:
         assert layout is not None, f"layer {il} keeps no keys and values"
         return layout
 
-    def state(self, n_values: int) -> State:
-        """Room for `n_values` float32 values a running sequence. Pages that no sequence comes to are never touched."""
+    def state(self, num_values: int) -> State:
+        """Room for `num_values` float32 values a running sequence. Pages that no sequence comes to are never touched."""
         self.has_state = True
         try:
-            array = self.zeros((self.step.max_seqs, state_stride(n_values) // 4), np.float32)
+            array = self.zeros((self.step.max_seqs, state_stride(num_values) // 4), np.float32)
         except MemoryError as error:
             raise ModelLoadError(
                 f"{self.model.path}: not enough memory for the recurrent state of {self.step.max_seqs} sequences; lower max_num_seqs"
@@ -226,13 +226,13 @@ class Builder:
         self._scratch_bytes = max(self._scratch_bytes, n_bytes)
 
     # -- weights
-    def weight(self, name: str, n_rows: int, k: int) -> Weight:
-        """The matrix `name` (n_rows, k); ModelLoadError if it is missing or has another shape."""
-        return self._weight(self.model.need(name, (n_rows, k)))
+    def weight(self, name: str, num_rows: int, k: int) -> Weight:
+        """The matrix `name` (num_rows, k); ModelLoadError if it is missing or has another shape."""
+        return self._weight(self.model.need(name, (num_rows, k)))
 
-    def tower(self, name: str, n_experts: int, n_rows: int, k: int) -> Weight:
-        """The stacked matrices `name` (n_experts, n_rows, k)."""
-        return self._weight(self.model.need(name, (n_experts, n_rows, k)))
+    def tower(self, name: str, num_experts: int, num_rows: int, k: int) -> Weight:
+        """The stacked matrices `name` (num_experts, num_rows, k)."""
+        return self._weight(self.model.need(name, (num_experts, num_rows, k)))
 
     def _weight(self, info: TensorInfo) -> Weight:
         try:
@@ -243,11 +243,10 @@ class Builder:
 
     def weight_of(self, info: TensorInfo, kernels: EncodingKernels) -> Weight:
         """A matrix or tower, for these kernels."""
-        *_, n_rows, k = info.shape
+        *_, num_rows, k = info.shape
         slice_bytes = info.slice_bytes if len(info.shape) == 3 else 0
-        return Weight(
-            info.name, info.encoding.name, info.encoding.activation, self.address_of(info), n_rows, k, info.row_bytes, kernels, slice_bytes
-        )
+        encoding, address = info.encoding, self.address_of(info)
+        return Weight(info.name, encoding.name, encoding.activation, address, num_rows, k, info.row_bytes, kernels, slice_bytes)
 
     def vector(self, name: str, n: int) -> Address:
         """A float32 vector (norm, bias, factors): copied, and widened where the file holds F16 or BF16."""
@@ -328,12 +327,12 @@ class Builder:
         self, w: Weight, x: Rows, out: Rows, *, accumulate: bool = False, bias: Address = 0, scale: Address = 0, barrier: bool = True
     ) -> np.ndarray:
         """out (+)= x · wᵀ * scale + bias. Returns the record."""
-        if w.k != x.width or w.n_rows != out.width:
-            raise ModelLoadError(f"{w.name} is ({w.n_rows}, {w.k}), but {x.name} has {x.width} values and {out.name} {out.width}")
+        if w.k != x.width or w.num_rows != out.width:
+            raise ModelLoadError(f"{w.name} is ({w.num_rows}, {w.k}), but {x.name} has {x.width} values and {out.name} {out.width}")
         act, act_stride = self.activation(x, w.layout)
         tile_bytes = tile_scratch_bytes(w.k)
         record = pack(
-            matmul.FIELDS, count=x.count, act=act, act_stride=act_stride, w=w.address, w_stride=w.row_bytes, k=w.k, n_rows=w.n_rows,
+            matmul.FIELDS, count=x.count, act=act, act_stride=act_stride, w=w.address, w_stride=w.row_bytes, k=w.k, n_rows=w.num_rows,
             out=out.address, out_stride=out.stride, rows_fn=w.kernels.rows_address, tile_fn=w.kernels.tile_address, bias=bias, scale=scale,
             accumulate=accumulate, scratch=0, scratch_stride=0, tile_scratch_bytes=tile_bytes, max_count=len(x.array),
         )  # fmt: skip

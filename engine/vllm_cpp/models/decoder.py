@@ -153,7 +153,7 @@ def check_widths(b: Builder, hp: HyperParameters) -> None:
     for il, kv in enumerate(b.kv_layouts):
         if kv is None:
             continue
-        q, k, v = hp.num_heads[il] * kv.head_dim, kv.n_kv_heads * kv.head_dim, kv.n_kv_heads * kv.value_length
+        q, k, v = hp.num_heads[il] * kv.head_dim, kv.num_kv_heads * kv.head_dim, kv.num_kv_heads * kv.value_length
         if f"blk.{il}.attn_qkv.weight" in b.model.tensors:
             b.model.need(f"blk.{il}.attn_qkv.weight", (q + k + v, n))
         else:
@@ -205,12 +205,12 @@ def attention(
 ) -> Rows:  # fmt: skip
     """Projections, norms of q and k, rope, KV store, softmax(q kᵀ / sqrt(d)) v. Returns the heads side by side. `how`: window, sinks,
     temperature, temperature_context of the layer (operations.attention)."""
-    kv, n_heads = b.kv_layout(il), hp.num_heads[il]
+    kv, num_heads = b.kv_layout(il), hp.num_heads[il]
     d = kv.head_dim
-    q, k, v = project(b, il, h, q=n_heads * d, k=kv.n_kv_heads * d, v=kv.n_kv_heads * kv.value_length)
+    q, k, v = project(b, il, h, q=num_heads * d, k=kv.num_kv_heads * d, v=kv.num_kv_heads * kv.value_length)
     q_norm, k_norm = _qk_norms(b, hp, traits, il, q, k, d)
     attention_ops.rope_and_store(b, il, q, k, v, by=turn, q_norm=q_norm, k_norm=k_norm, eps=hp.rms_epsilon)
-    width = n_heads * kv.value_length
+    width = num_heads * kv.value_length
     mixed = b.rows(f"attention {width}", width, h.count)
     attention_ops.attention(b, il, q, mixed, traits.attention_scale or d**-0.5, **how)
     return mixed
@@ -339,19 +339,19 @@ _GATING_FUNCTIONS = {1: router.SOFTMAX, 2: router.SIGMOID, 3: router.SOFTMAX_CHO
 
 def route(b: Builder, hp: HyperParameters, traits: Traits, il: int, h: Rows, table: int = 0) -> expert_ops.Routes:
     """The experts of every row of h, and their weights (FAMILIES: Experts, steps 1 to 6). `table`: see `experts_by_token`."""
-    n_experts, top_k = hp.num_experts, hp.top_k[il]
+    num_experts, top_k = hp.num_experts, hp.top_k[il]
     if top_k < 1:
-        raise ModelLoadError(f"expert_used_count of layer {il} is 0, expected 1 to expert_count, {n_experts}")
+        raise ModelLoadError(f"expert_used_count of layer {il} is 0, expected 1 to expert_count, {num_experts}")
     scores = traits.expert_scores
     if (traits.reads_expert_scores or scores is None) and hp.expert_gating_func is not None:
         scores = _GATING_FUNCTIONS[hp.expert_gating_func]
     if scores is None:
         raise ModelLoadError(f"expert_gating_func is missing, which {hp.architecture} needs: 1 (softmax), 2 (sigmoid), 3 or 4")
-    logits = b.rows("router logits", n_experts, h.count)
-    router_bias = b.maybe_vector(f"blk.{il}.ffn_gate_inp.bias", n_experts)
-    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", n_experts, h.width), h, logits, bias=router_bias)
+    logits = b.rows("router logits", num_experts, h.count)
+    router_bias = b.maybe_vector(f"blk.{il}.ffn_gate_inp.bias", num_experts)
+    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", num_experts, h.width), h, logits, bias=router_bias)
     name = f"blk.{il}.exp_probs_b.bias"
-    bias = b.vector(name, n_experts) if traits.needs_expert_bias and not table else b.maybe_vector(name, n_experts)
+    bias = b.vector(name, num_experts) if traits.needs_expert_bias and not table else b.maybe_vector(name, num_experts)
     return expert_ops.route(
         b, logits, top_k, scores=scores, bias=bias,
         normalize=hp.expert_weights_norm if traits.normalize_experts is None else traits.normalize_experts,

@@ -48,7 +48,7 @@ class Program:
         )
 
     def table(self) -> np.ndarray:
-        """int64 [n_ops, 3] for `Team.run`; compiles (or loads from the cache) every kernel it names. The last operation always has a
+        """int64 [num_ops, 3] for `Team.run`; compiles (or loads from the cache) every kernel it names. The last operation always has a
         barrier."""
         table = aligned_zeros((len(self.operations), 3), np.int64)
         for row, operation in zip(table, self.operations, strict=True):

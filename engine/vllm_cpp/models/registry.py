@@ -17,7 +17,7 @@ from vllm_cpp.gguf_file.hparams import HyperParameters
 class KvShape(NamedTuple):
     """What one layer keeps of a token, in each of so many heads: a key and a value."""
 
-    n_kv_heads: int
+    num_kv_heads: int
     key_length: int
     value_length: int
 

@@ -23,8 +23,8 @@ class _Asked(Builder):
 
     n_bytes = 0
 
-    def state(self, n_values: int) -> State:
-        stride = state_stride(n_values)
+    def state(self, num_values: int) -> State:
+        stride = state_stride(num_values)
         self.n_bytes += self.step.max_seqs * stride
         return State(0, stride)
 

@@ -47,7 +47,7 @@ class Need:
 
 def staged_bytes(weight: Weight) -> int:
     """Bytes of one weight on the device, at least."""
-    return min(weight.n_bytes, _STAGED_VALUE_BYTES * weight.n_values)
+    return min(weight.n_bytes, _STAGED_VALUE_BYTES * weight.num_values)
 
 
 def keeps_file_form(encoding: str, keep_quant: bool) -> bool:

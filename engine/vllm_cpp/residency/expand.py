@@ -69,5 +69,5 @@ def _is_expanded(info: TensorInfo, residency: Residency) -> bool:
 
 def _as_float32(info: TensorInfo) -> TensorInfo:
     encoding = ENCODINGS["F32"]
-    n_values = info.n_bytes // info.encoding.block_bytes * info.encoding.block_values
-    return replace(info, encoding=encoding, n_bytes=encoding.block_bytes * n_values)
+    num_values = info.n_bytes // info.encoding.block_bytes * info.encoding.block_values
+    return replace(info, encoding=encoding, n_bytes=encoding.block_bytes * num_values)

@@ -27,7 +27,7 @@ class Weight:
     layer: int | None
     encoding: str
     n_bytes: int
-    n_values: int
+    num_values: int
     num_experts: int = 0
 
     @property
@@ -63,7 +63,7 @@ def weight_of(tensor: TensorInfo) -> Weight:
         layer=None if layer is None else int(layer[1]),
         encoding=tensor.encoding.name,
         n_bytes=tensor.n_bytes,
-        n_values=math.prod(tensor.shape),
+        num_values=math.prod(tensor.shape),
         num_experts=tensor.shape[0] if tower is not None and len(tensor.shape) == 3 else 0,
     )
 

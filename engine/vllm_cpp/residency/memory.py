@@ -89,11 +89,11 @@ class Measured:
 
 def measure(threads: int, room_bytes: int) -> Measured | None:
     """Read memory that no cache holds, `room_bytes` at most; None where there is too little room for that. The best of a few passes."""
-    n_values = min(_MEASURED_BYTES, room_bytes) // 4
-    if n_values * 4 < _MEASURED_BYTES // 8:
+    num_values = min(_MEASURED_BYTES, room_bytes) // 4
+    if num_values * 4 < _MEASURED_BYTES // 8:
         return None
     start = time.perf_counter()
-    parts = np.array_split(np.ones(n_values, np.float32), threads)
+    parts = np.array_split(np.ones(num_values, np.float32), threads)
     best = math.inf
     for _ in range(_PASSES):
         readers = [threading.Thread(target=np.max, args=(part,), name="vllm-memory-rate") for part in parts]
@@ -103,7 +103,7 @@ def measure(threads: int, room_bytes: int) -> Measured | None:
         for reader in readers:
             reader.join()
         best = min(best, time.perf_counter() - begin)
-    return Measured(n_values * 4 / best, threads, time.perf_counter() - start)
+    return Measured(num_values * 4 / best, threads, time.perf_counter() - start)
 
 
 def take(n_bytes: int) -> mmap.mmap:

@@ -33,7 +33,7 @@ _STRETCH_BYTES = 128 << 20  # of large slots fewer: a stretch is taken as a whol
 
 @dataclass(frozen=True, slots=True)
 class TowerSource:
-    """A tower, as its file holds it: `n_experts` slices of `slice_bytes`, one behind the other from `offset`."""
+    """A tower, as its file holds it: `num_experts` slices of `slice_bytes`, one behind the other from `offset`."""
 
     name: str
     path: str
@@ -41,7 +41,7 @@ class TowerSource:
     identity: Identity
     offset: int
     slice_bytes: int
-    n_experts: int
+    num_experts: int
 
     @property
     def key(self) -> tuple[Identity, int, int]:
@@ -68,7 +68,7 @@ class Layer:
 
     number: int
     towers: list[Tower]
-    heats: np.ndarray  # f64[n_experts, HEATS]
+    heats: np.ndarray  # f64[num_experts, HEATS]
 
 
 @dataclass(slots=True)
@@ -89,8 +89,8 @@ def cell_bytes(slot_bytes: int) -> int:
     return -(-(slot_bytes + kernel.ALIGNMENT - 1) // kernel.ALIGNMENT) * kernel.ALIGNMENT
 
 
-def taking_order(n_slots: int, cell_bytes: int) -> tuple[np.ndarray, int]:
-    """The order in which an empty arena's slots are taken, i32[n_slots], and the slots of a stretch.
+def taking_order(num_slots: int, cell_bytes: int) -> tuple[np.ndarray, int]:
+    """The order in which an empty arena's slots are taken, i32[num_slots], and the slots of a stretch.
 
     Neighbours in it are a large page apart: two reads that meet in a page which is not there yet would both fetch and zero one. It stays
     within a stretch until that is full, so that few pages are taken early.
@@ -99,29 +99,29 @@ def taking_order(n_slots: int, cell_bytes: int) -> tuple[np.ndarray, int]:
     spread = max(1, min(_SPREAD, _STRETCH_BYTES // (stride * cell_bytes)))
     stretch = stride * spread
     within = np.arange(stretch).reshape(spread, stride).T.ravel()
-    slots = (np.arange(-(-n_slots // stretch))[:, None] * stretch + within).ravel()
-    return slots[slots < n_slots].astype(np.int32), stretch
+    slots = (np.arange(-(-num_slots // stretch))[:, None] * stretch + within).ravel()
+    return slots[slots < num_slots].astype(np.int32), stretch
 
 
 class SlotStore:
-    """`n_slots` slots, each with room for a slice of `slot_bytes` at any offset within a page."""
+    """`num_slots` slots, each with room for a slice of `slot_bytes` at any offset within a page."""
 
-    def __init__(self, n_slots: int, slot_bytes: int, policy: str = "next") -> None:
-        self.n_slots, self.slot_bytes, self.policy = n_slots, slot_bytes, policy
+    def __init__(self, num_slots: int, slot_bytes: int, policy: str = "next") -> None:
+        self.num_slots, self.slot_bytes, self.policy = num_slots, slot_bytes, policy
         self.cell_bytes = cell_bytes(slot_bytes)
-        self.arena = _arena(n_slots, self.cell_bytes)
+        self.arena = _arena(num_slots, self.cell_bytes)
         self.counters = Counters()
-        self.records = aligned_zeros((n_slots, kernel.SLOT_WORDS), np.int64)
+        self.records = aligned_zeros((num_slots, kernel.SLOT_WORDS), np.int64)
         self._layers = aligned_zeros((MAX_LAYERS, kernel.LAYER_WORDS), np.int64)
-        self._work = [aligned_zeros(n_slots, np.int32), aligned_zeros(n_slots, np.int32), aligned_zeros((n_slots, 2), np.int64)]
-        self._heap = [aligned_zeros(n_slots, np.int64) for _ in range(3)]
-        order, self._stretch = taking_order(n_slots, self.cell_bytes)
+        self._work = [aligned_zeros(num_slots, np.int32), aligned_zeros(num_slots, np.int32), aligned_zeros((num_slots, 2), np.int64)]
+        self._heap = [aligned_zeros(num_slots, np.int64) for _ in range(3)]
+        order, self._stretch = taking_order(num_slots, self.cell_bytes)
         self._work[0][:] = order[::-1]  # a stack
         free, ring, misses = (array.ctypes.data for array in self._work)
         worst, worst_by, worst_age = (array.ctypes.data for array in self._heap)
         self._record = aligned_zeros(kernel.STORE_WORDS, np.int64)
         self._record[kernel.FIELDS : kernel.FIELDS + len(kernel.STORE_FIELDS)] = pack(
-            kernel.STORE_FIELDS, slots=self.records.ctypes.data, n_slots=n_slots, arena=self.arena_address,
+            kernel.STORE_FIELDS, slots=self.records.ctypes.data, n_slots=num_slots, arena=self.arena_address,
             cell_bytes=self.cell_bytes, policy=kernel.POLICIES[policy], layers=self._layers.ctypes.data, n_layers=0, free=free, ring=ring,
             misses=misses, worst=worst, worst_by=worst_by, worst_age=worst_age, counters=self.counters.address,
         )  # fmt: skip
@@ -147,19 +147,19 @@ class SlotStore:
     def arena_address(self) -> int:
         return int(np.frombuffer(self.arena, np.uint8).ctypes.data)
 
-    def taken_bytes(self, n_slots: int) -> int:
-        """Where the stretches end that the first `n_slots` slots to be taken come from, in bytes of the arena."""
-        return min(-(-n_slots // self._stretch) * self._stretch * self.cell_bytes, self.arena_bytes)
+    def taken_bytes(self, num_slots: int) -> int:
+        """Where the stretches end that the first `num_slots` slots to be taken come from, in bytes of the arena."""
+        return min(-(-num_slots // self._stretch) * self._stretch * self.cell_bytes, self.arena_bytes)
 
     @property
     def in_use(self) -> int:
         """Slots that are protected now."""
-        return self.n_slots - int(self._record[kernel.N_UNPINNED])
+        return self.num_slots - int(self._record[kernel.N_UNPINNED])
 
     @property
     def occupied(self) -> int:
         """Slots that hold a slice, or are being filled with one."""
-        return self.n_slots - int(self._record[kernel.N_FREE])
+        return self.num_slots - int(self._record[kernel.N_FREE])
 
     def open_model(self, layers: Sequence[Sequence[TowerSource]], *, direct: bool) -> StoredModel:
         """Make a model's towers known, or find them known already. Every call is ended by one `close_model`. `direct`: read past the page
@@ -181,14 +181,14 @@ class SlotStore:
     def _describe(self, model: StoredModel, layers: Sequence[Sequence[TowerSource]], direct: bool) -> None:
         number = next(self._numbers)
         for position, towers in enumerate(layers):
-            heats = aligned_zeros((towers[0].n_experts, kernel.HEATS), np.float64)
+            heats = aligned_zeros((towers[0].num_experts, kernel.HEATS), np.float64)
             layer = Layer(self._free_layer(), [], heats)
             model.layers.append(layer)
             for source in towers:
                 file = model.files.get(source.identity)
                 if file is None:
                     file = model.files[source.identity] = OpenFile(source.path, source.fd, direct=direct)
-                slot_of = aligned_zeros(source.n_experts, np.int32)
+                slot_of = aligned_zeros(source.num_experts, np.int32)
                 slot_of[:] = -1
                 record = pack(
                     kernel.TOWER_FIELDS, file=file.address, offset=source.offset, slice_bytes=source.slice_bytes,
@@ -229,11 +229,11 @@ class SlotStore:
         model.files.clear()
 
 
-def _arena(n_slots: int, cell_bytes: int) -> mmap.mmap:
+def _arena(num_slots: int, cell_bytes: int) -> mmap.mmap:
     try:
-        return take(n_slots * cell_bytes)
+        return take(num_slots * cell_bytes)
     except (OSError, OverflowError, ValueError) as error:
         raise ModelLoadError(
-            f"expert streaming: no memory for {n_slots} slots of {cell_bytes} bytes ({n_slots * cell_bytes / 2**30:.2f} GiB): {error}; "
+            f"expert streaming: no memory for {num_slots} slots of {cell_bytes} bytes ({num_slots * cell_bytes / 2**30:.2f} GiB): {error}; "
             "lower expert_stream.slots (VT_MOE_EXPERT_STREAM_SLOTS)"
         ) from error

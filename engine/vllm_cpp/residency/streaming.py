@@ -110,7 +110,7 @@ def _largest(layers: Sequence[Sequence[TensorInfo]]) -> int:
 def _geometry(residency: Residency, layers: Sequence[Sequence[TensorInfo]]) -> tuple[int, int]:
     """Slots and bytes of a slot: of the store there is, or of the one there would be."""
     if _process is not None:
-        return _process.store.n_slots, _process.store.slot_bytes
+        return _process.store.num_slots, _process.store.slot_bytes
     return residency.expert_stream_slots, residency.expert_stream_slot_bytes or _largest(layers)
 
 
@@ -179,16 +179,16 @@ class ExpertStream:
         missing = store.arena_bytes - self._process.populating.held_bytes
         if room is not None and missing > room:
             _say(
-                f"[expert-stream] {store.n_slots} slots take {store.arena_bytes / 2**30:.2f} GiB, and {room / 2**30:.2f} GiB of memory are "
-                "available: lower expert_stream.slots (VT_MOE_EXPERT_STREAM_SLOTS) before the system ends this process"
+                f"[expert-stream] {store.num_slots} slots take {store.arena_bytes / 2**30:.2f} GiB, and {room / 2**30:.2f} GiB of memory "
+                "are available: lower expert_stream.slots (VT_MOE_EXPERT_STREAM_SLOTS) before the system ends this process"
             )
 
     def _warn_of_few_slots(self, model: GGUFModel, layers: Sequence[Sequence[TensorInfo]]) -> None:
         top_k = inventory.take(model).top_k
         cycle = sum(top_k.get(int(towers[0].name.split(".")[1]), 0) * len(towers) for towers in layers)
-        if self._process.store.n_slots < cycle:
+        if self._process.store.num_slots < cycle:
             _say(
-                f"[expert-stream] slots={self._process.store.n_slots} hold less than one token's working set, {cycle} slices: more slots "
+                f"[expert-stream] slots={self._process.store.num_slots} hold less than one token's working set, {cycle} slices: more slots "
                 "would serve far more of them (expert_stream.slots, VT_MOE_EXPERT_STREAM_SLOTS)"
             )
 
@@ -209,7 +209,7 @@ class ExpertStream:
         if exhausted and not self._process.warned:
             self._process.warned = True
             log.line(
-                f"[expert-stream] slices are read in place, without a slot: slots={self._process.store.n_slots} were all in use, and one "
+                f"[expert-stream] slices are read in place, without a slot: slots={self._process.store.num_slots} were all in use, and one "
                 f"expert takes {self._layer_slices} in each engine (expert_stream.slots, VT_MOE_EXPERT_STREAM_SLOTS)"
             )
         failed = self.visit.take_failure()
@@ -221,7 +221,7 @@ class ExpertStream:
     def stats(self) -> dict[str, object]:
         """What this process's store is and has counted."""
         store = self._process.store
-        about = {"slots": store.n_slots, "slot_bytes": store.slot_bytes, "policy": store.policy, "lanes": self._process.lanes.count}
+        about = {"slots": store.num_slots, "slot_bytes": store.slot_bytes, "policy": store.policy, "lanes": self._process.lanes.count}
         reads = "direct" if any(file.reads_directly for file in self._model.files.values()) else "buffered"
         return {**about, "reads": reads, "occupied": store.occupied, **store.counters.as_dict()}
 

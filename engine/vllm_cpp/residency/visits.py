@@ -19,7 +19,7 @@ from vllm_cpp.residency.slots import Layer, SlotStore
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """One layer's record for `acquire_slices`, and where its answers stand: a tower's i64[n_experts, 2] of slice and state addresses."""
+    """One layer's record for `acquire_slices`, and where its answers stand: a tower's i64[num_experts, 2] of slice and state addresses."""
 
     record: np.ndarray
     places: list[np.ndarray]
@@ -76,14 +76,14 @@ class Visit:
     def asking(self, layer: Layer, *, offsets: int, tokens: int, seqs: int, mapped: Sequence[int]) -> Asking:
         """The record of one layer. Addresses: of the pairs' offsets, of the counts of rows and sequences, of each tower in the caller's
         mapping."""
-        n_experts, n = len(layer.heats), len(layer.towers)
-        places = [aligned_zeros((n_experts, 2), np.int64) for _ in range(n)]
+        num_experts, n = len(layer.heats), len(layer.towers)
+        places = [aligned_zeros((num_experts, 2), np.int64) for _ in range(n)]
 
         def three(name: str, addresses: Sequence[int]) -> dict[str, int]:
             return {f"{name}{i}": addresses[i] if i < n else 0 for i in range(kernel.MAX_TOWERS)}
 
         record = pack(
-            kernel.ACQUIRE_FIELDS, store=self.store.address, visit=self.address, offsets=offsets, n_experts=n_experts, tokens=tokens,
+            kernel.ACQUIRE_FIELDS, store=self.store.address, visit=self.address, offsets=offsets, n_experts=num_experts, tokens=tokens,
             seqs=seqs, n_towers=n, **three("tower", [tower.address for tower in layer.towers]), **three("mapped", mapped),
             **three("places", [table.ctypes.data for table in places]),
         )  # fmt: skip

@@ -2,8 +2,8 @@
 
 Owns the layout. Must not know who owns a block. A layer has two buffers, a panel for each block of each KV head:
 
-    K [n_kv_heads][num_blocks][head_dim][block_size]   transposed, so that a score for each token of a block is one lane of a vector
-    V [n_kv_heads][num_blocks][block_size][row]        row = value_length rounded up to 16; what stands beyond is never written
+    K [num_kv_heads][num_blocks][head_dim][block_size]   transposed, so that a score for each token of a block is one lane of a vector
+    V [num_kv_heads][num_blocks][block_size][row]        row = value_length rounded up to 16; what stands beyond is never written
 
 of f16 (the default), f32, or q8_0: int8, each 32 dimensions of a token times one f16 scale, as the weight encoding of that name has it. A
 panel's scales stand behind its numbers: K's as f16[groups][block_size], V's as f16[block_size][groups]. `block_size` is a multiple of 16.
@@ -30,7 +30,7 @@ _DTYPES = {"f16": np.float16, "f32": np.float32}
 
 @dataclass(frozen=True)
 class KvLayout:
-    n_kv_heads: int
+    num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: str = "f16"
@@ -85,7 +85,7 @@ class KvLayout:
     @property
     def block_bytes(self) -> int:
         """Bytes one KV block takes in one layer, keys and values together."""
-        return self.n_kv_heads * (self.k_bytes + self.v_bytes)
+        return self.num_kv_heads * (self.k_bytes + self.v_bytes)
 
     def allocate(self, num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
         """One layer's K and V buffers (pages are not touched); of bytes, a panel each, where numbers and scales share a panel."""
@@ -95,6 +95,6 @@ class KvLayout:
             k_shape, v_shape = (self.head_dim, self.block_size), (self.block_size, self.value_row)
         kind = _DTYPES.get(self.dtype, np.uint8)
         return (
-            aligned_zeros((self.n_kv_heads, num_blocks, *k_shape), kind),
-            aligned_zeros((self.n_kv_heads, num_blocks, *v_shape), kind),
+            aligned_zeros((self.num_kv_heads, num_blocks, *k_shape), kind),
+            aligned_zeros((self.num_kv_heads, num_blocks, *v_shape), kind),
         )

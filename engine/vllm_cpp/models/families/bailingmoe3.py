@@ -44,7 +44,7 @@ def bailingmoe3(b: Builder, hp: HyperParameters) -> None:
     def mixer(il: int, h: Rows) -> decoder.Mixed:
         if not hp.num_kv_heads[il]:
             return decoder.Mixed(channel_delta(b, hp, il, h, bound=bound), "attn_output")
-        gate = side_by_side(b, h, "gate a head", {f"blk.{il}.attn_gate": lengths.n_heads}, barrier=False)
+        gate = side_by_side(b, h, "gate a head", {f"blk.{il}.attn_gate": lengths.num_heads}, barrier=False)
         mixed = latent.latent_attention(b, hp, il, h, lengths, by=by, scale=lengths.query**-0.5)
         attention.gate(b, mixed, gate, gates.SIGMOID, lengths.value)
         return decoder.Mixed(mixed, "attn_output")

@@ -88,9 +88,9 @@ def _norm(b: Builder, x: Rows, name: str, eps: float) -> None:
 
 def _experts(b: Builder, hp: HyperParameters, traits: _Traits, il: int, x: Rows) -> None:
     """x += the chosen experts' weighted sum, the weights as the softmax over all experts has them."""
-    n, n_experts = hp.embedding_length, hp.num_experts
-    logits = b.rows("router logits", n_experts, x.count)
-    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", n_experts, n), x, logits)
+    n, num_experts = hp.embedding_length, hp.num_experts
+    logits = b.rows("router logits", num_experts, x.count)
+    b.matmul(b.weight(f"blk.{il}.ffn_gate_inp.weight", num_experts, n), x, logits)
     routes = expert_ops.route(b, logits, hp.top_k[il], scores=router.SOFTMAX, normalize=False, scale=hp.expert_weights_scale or 1.0)
-    towers = expert_ops.towers(b, il, n_experts, hp.feed_forward_length[il], n, gated=traits.activation.gated)
+    towers = expert_ops.towers(b, il, num_experts, hp.feed_forward_length[il], n, gated=traits.activation.gated)
     expert_ops.experts(b, routes, x, towers, x, activation=traits.activation)

@@ -70,7 +70,7 @@ class _Attention:
 
     def __init__(self, b: Builder, hp: HyperParameters) -> None:
         keys = b.keys
-        self.b, self.hp, self.n_heads, self.d = b, hp, hp.num_heads[0], hp.key_length
+        self.b, self.hp, self.num_heads, self.d = b, hp, hp.num_heads[0], hp.key_length
         self.q_rank = keys.integer("attention.q_lora_rank", least=1)
         self.window = keys.integer("attention.sliding_window", least=1)
         self.groups = keys.integer("attention.output_group_count", least=1)
@@ -79,8 +79,8 @@ class _Attention:
         self.index_width = keys.integer("attention.indexer.key_length", least=1)
         self.top = keys.integer("attention.indexer.top_k", least=1)
         self.rot = hp.rope.dimension_count
-        if self.n_heads % self.groups:
-            keys.refuse("attention.output_group_count", f"is {self.groups}, which does not divide attention.head_count, {self.n_heads}")
+        if self.num_heads % self.groups:
+            keys.refuse("attention.output_group_count", f"is {self.groups}, which does not divide attention.head_count, {self.num_heads}")
         if self.rot > self.index_width:
             keys.refuse("rope.dimension_count", f"is {self.rot}, more than attention.indexer.key_length, {self.index_width}")
         ratios = b.model.kv.get_array("deepseek4.attention.compress_ratios", "int").tolist()
@@ -101,7 +101,7 @@ class _Attention:
         n, eps, turn = h.width, hp.rms_epsilon, self.long_turn if ratio else self.plain_turn
         # Every length is borne out by a tensor before a buffer is made of it.
         q_a, kv = b.weight(f"{name}.attn_q_a.weight", self.q_rank, n), b.weight(f"{name}.attn_kv.weight", d, n)
-        q_b, output = b.weight(f"{name}.attn_q_b.weight", self.n_heads * d, self.q_rank), self._output_weights(il, n)
+        q_b, output = b.weight(f"{name}.attn_q_b.weight", self.num_heads * d, self.q_rank), self._output_weights(il, n)
         indexer = self._indexer_weights(il, n) if ratio == _CHOOSING_RATIO else None
         low, x = b.rows("low-rank query", self.q_rank, h.count), b.rows("window row", d, h.count)
         b.activations(h, [q_a, kv])
@@ -109,19 +109,19 @@ class _Attention:
         b.matmul(kv, h, x)
         b.rmsnorm(low, b.vector(f"{name}.attn_q_a_norm.weight", self.q_rank), eps, low, f"attn_q_a_norm of layer {il}")
         b.rmsnorm(x, b.vector(f"{name}.attn_kv_a_norm.weight", d), eps, x, f"attn_kv_a_norm of layer {il}")
-        q = b.rows("q", self.n_heads * d, h.count)
+        q = b.rows("q", self.num_heads * d, h.count)
         b.matmul(q_b, low, q)
         attention.head_norm(b, q, d, 0, eps)
         attention.turn(b, q, d, turn, first=d - self.rot)
         attention.turn(b, x, d, turn, first=d - self.rot)
-        sinks = b.vector(f"{name}.attn_sinks.weight", self.n_heads)
+        sinks = b.vector(f"{name}.attn_sinks.weight", self.num_heads)
         layer = compressed.Layer(b, il, window=self.window, width=d, ratio=ratio, index_width=self.index_width if indexer else 0)
         entries = choice = None
         if ratio:
             entries = layer.compress(f"{name}.attn_compressor", "entries", h, d, eps, self.entry_positions)
         if indexer:
             choice = self._choose(il, layer, h, low, indexer)
-        out = latent.rows_of_heads(b, "attention", self.n_heads, d)
+        out = latent.rows_of_heads(b, "attention", self.num_heads, d)
         layer.attend(q, x, sinks, out, entries, choice)
         layer.keep()
         attention.turn(b, out, d, turn, first=d - self.rot, backwards=True)  # values are turned too
@@ -135,7 +135,7 @@ class _Attention:
     def _choose(self, il: int, layer: compressed.Layer, h: Rows, low: Rows, by: tuple[Weight, Weight]) -> compressed.Choice:
         b, width, (q_b, proj) = self.b, self.index_width, by
         keys = layer.compress(f"blk.{il}.indexer_compressor", "keys", h, width, self.hp.rms_epsilon, self.entry_positions)
-        q, weights = b.rows("indexer query", q_b.n_rows, h.count), b.rows("indexer weights", self.index_heads, h.count)
+        q, weights = b.rows("indexer query", q_b.num_rows, h.count), b.rows("indexer weights", self.index_heads, h.count)
         b.activations(low, [q_b])
         b.activations(h, [proj])
         b.matmul(q_b, low, q, barrier=False)
@@ -146,15 +146,15 @@ class _Attention:
     def _output_weights(self, il: int, n: int) -> tuple[Weight, Weight]:
         """attn_output_a as a tower, a matrix for each group of heads, and attn_output_b."""
         b, rank = self.b, self.out_rank
-        rows = b.weight(f"blk.{il}.attn_output_a.weight", self.groups * rank, self.n_heads * self.d // self.groups)
-        tower = replace(rows, n_rows=rank, slice_bytes=rank * rows.row_bytes)
+        rows = b.weight(f"blk.{il}.attn_output_a.weight", self.groups * rank, self.num_heads * self.d // self.groups)
+        tower = replace(rows, num_rows=rank, slice_bytes=rank * rows.row_bytes)
         return tower, b.weight(f"blk.{il}.attn_output_b.weight", n, self.groups * rank)
 
     def _project(self, out: Rows, by: tuple[Weight, Weight]) -> Rows:
         """attn_output_b · (the groups' rows of attn_output_a · their heads, side by side)."""
         b, groups, (tower, up) = self.b, self.groups, by
-        low, y = b.rows("low-rank output", up.k, out.count), b.rows("half-layer out", up.n_rows, out.count)
-        latent.heads_product(b, tower, groups, out, tower.k, Heads(low, groups, tower.n_rows, tower.n_rows))
+        low, y = b.rows("low-rank output", up.k, out.count), b.rows("half-layer out", up.num_rows, out.count)
+        latent.heads_product(b, tower, groups, out, tower.k, Heads(low, groups, tower.num_rows, tower.num_rows))
         b.matmul(up, low, y)
         return y
 

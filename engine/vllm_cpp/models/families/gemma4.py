@@ -43,7 +43,7 @@ def kv_shapes(model: GGUFModel, hp: HyperParameters) -> list[KvShape | None]:
     near = keys.integer("attention.key_length_swa", least=1), keys.integer("attention.value_length_swa", least=1)
     shapes: list[KvShape | None] = []
     for il, shape in enumerate(attention_everywhere(model, hp)):
-        own = shape and (KvShape(shape.n_kv_heads, *near) if slides[il] else shape)
+        own = shape and (KvShape(shape.num_kv_heads, *near) if slides[il] else shape)
         shapes.append(own if owners[il] == il else None)
     return shapes
 
@@ -85,10 +85,10 @@ def _mixer(b: Builder, hp: HyperParameters, traits: decoder.Traits) -> decoder.M
     turn_near = decoder.rope_of(b, hp, traits.rope_layout, near, with_factors=False)
 
     def mixer(il: int, h: Rows) -> decoder.Mixed:
-        kv, n_heads = b.kv_layout(owners[il]), hp.num_heads[il]
+        kv, num_heads = b.kv_layout(owners[il]), hp.num_heads[il]
         by = turn_near if slides[il] else turn
         q = normed_and_stored(b, hp, il, h, by) if owners[il] == il else turned_queries(b, hp, il, h, by, kv.head_dim)
-        width = n_heads * kv.value_length
+        width = num_heads * kv.value_length
         mixed = b.rows(f"attention {width}", width, h.count)
         attention.attention(b, il, q, mixed, traits.attention_scale, kv_layer=owners[il], window=window if slides[il] else 0)
         return decoder.Mixed(mixed, "attn_output")
@@ -99,12 +99,12 @@ def _mixer(b: Builder, hp: HyperParameters, traits: decoder.Traits) -> decoder.M
 def normed_and_stored(b: Builder, hp: HyperParameters, il: int, h: Rows, by: attention.Turn) -> Rows:
     """Queries; their keys and values are stored. Values are normed without weights; a layer without attn_v takes what attn_k gives."""
     kv, eps = b.kv_layout(il), hp.rms_epsilon
-    d, n_values = kv.head_dim, kv.n_kv_heads * kv.value_length
+    d, num_values = kv.head_dim, kv.num_kv_heads * kv.value_length
     from_keys = f"blk.{il}.attn_v.weight" not in b.model.tensors and f"blk.{il}.attn_qkv.weight" not in b.model.tensors
     if from_keys and kv.value_length != d:
-        b.model.need(f"blk.{il}.attn_v.weight", (n_values, h.width))
-    q, k, *others = decoder.project(b, il, h, q=hp.num_heads[il] * d, k=kv.n_kv_heads * d, v=0 if from_keys else n_values)
-    v = others[0] if others else b.rows(f"v {n_values}", n_values, h.count)
+        b.model.need(f"blk.{il}.attn_v.weight", (num_values, h.width))
+    q, k, *others = decoder.project(b, il, h, q=hp.num_heads[il] * d, k=kv.num_kv_heads * d, v=0 if from_keys else num_values)
+    v = others[0] if others else b.rows(f"v {num_values}", num_values, h.count)
     attention.head_norm(b, others[0] if others else k, kv.value_length, 0, eps, out=v)
     q_norm, k_norm = (b.vector(f"blk.{il}.attn_{part}_norm.weight", d) for part in "qk")
     attention.rope_and_store(b, il, q, k, v, by=by, q_norm=q_norm, k_norm=k_norm, eps=eps)

@@ -65,7 +65,7 @@ def turned_pairs(keys: Keys, half: int) -> np.ndarray:
 def _describe(b: Builder, hp: HyperParameters, turned: np.ndarray, *, grouped: bool) -> None:
     shape = recurrence.delta_shape(b.keys, "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", grouped=grouped)
     if b.keys.integer("ssm.inner_size") != shape.values:
-        b.keys.refuse("ssm.inner_size", f"is not ssm.time_step_rank times ssm.state_size, {shape.n_heads} times {shape.width}")
+        b.keys.refuse("ssm.inner_size", f"is not ssm.time_step_rank times ssm.state_size, {shape.num_heads} times {shape.width}")
     is_recurrent = recurrent_layers(b.keys, hp)
     by = decoder.rope_of(b, hp, rope.NEOX, turned=turned) if not all(is_recurrent[: hp.num_layers]) else None
 
@@ -79,16 +79,16 @@ def _describe(b: Builder, hp: HyperParameters, turned: np.ndarray, *, grouped: b
 
 def gated_attention(b: Builder, hp: HyperParameters, il: int, h: Rows, by: attention.Turn | None) -> Rows:
     """Attention times sigmoid(gate); attn_q holds a head's query rows, then its gate rows."""
-    d, n_heads, n_kv = hp.key_length, hp.num_heads[il], hp.num_kv_heads[il]
+    d, num_heads, num_kv_heads = hp.key_length, hp.num_heads[il], hp.num_kv_heads[il]
     if hp.value_length != d:
         raise ModelLoadError(f"attention.value_length is {hp.value_length}, expected {d}, attention.key_length, for {hp.architecture}")
-    both, k, v = decoder.project(b, il, h, q=2 * n_heads * d, k=n_kv * d, v=n_kv * d)
-    q, gate = (attention.Heads(both, n_heads, d, 2 * d, first) for first in (0, d))
+    both, k, v = decoder.project(b, il, h, q=2 * num_heads * d, k=num_kv_heads * d, v=num_kv_heads * d)
+    q, gate = (attention.Heads(both, num_heads, d, 2 * d, first) for first in (0, d))
     attention.rope_and_store(
         b, il, q, k, v, by=by, q_norm=b.vector(f"blk.{il}.attn_q_norm.weight", d), k_norm=b.vector(f"blk.{il}.attn_k_norm.weight", d),
         eps=hp.rms_epsilon,
     )  # fmt: skip
-    mixed = b.rows("attention", n_heads * d, h.count)
+    mixed = b.rows("attention", num_heads * d, h.count)
     attention.attention(b, il, q, mixed, d**-0.5)
     attention.gate(b, mixed, gate, gates.SIGMOID, d)
     return mixed
@@ -98,7 +98,7 @@ def delta_net(b: Builder, hp: HyperParameters, il: int, h: Rows, shape: recurren
     """rmsnorm(delta rule of the convolved q, k, v) * silu(z)."""
     name, mixed, d = f"blk.{il}", 2 * shape.keys + shape.values, shape.width
     taps = recurrence.taps_of(b, f"{name}.ssm_conv1d.weight", mixed, b.keys.integer("ssm.conv_kernel", least=1))
-    decay = recurrence.decay_of(b, f"{name}.ssm_a", f"{name}.ssm_dt.bias", shape.n_heads, shape.n_heads)
+    decay = recurrence.decay_of(b, f"{name}.ssm_a", f"{name}.ssm_dt.bias", shape.num_heads, shape.num_heads)
     norm = b.vector(f"{name}.ssm_norm.weight", d)
     parts = project_delta(b, il, h, shape)
     convolved, out = b.rows("convolved q, k, v", mixed, h.count), b.rows("delta rule", shape.values, h.count)
@@ -120,32 +120,32 @@ class Projected(NamedTuple):
 def project_delta(b: Builder, il: int, h: Rows, shape: recurrence.DeltaShape) -> Projected:
     """What a delta layer makes of h: q, k and v side by side, z, beta and alpha. Files have one matrix for each, or (qwen3next) fused ones
     in which a key head's parts stand together."""
-    name, mixed, share = f"blk.{il}", 2 * shape.keys + shape.values, shape.n_heads // shape.n_key_heads
+    name, mixed, share = f"blk.{il}", 2 * shape.keys + shape.values, shape.num_heads // shape.num_key_heads
     if f"{name}.ssm_in.weight" in b.model.tensors:
         fused = recurrence.side_by_side(b, h, "q, k, v, z by head", {f"{name}.ssm_in": mixed + shape.values})
         parts = b.rows("q, k, v, z", mixed + shape.values, h.count)
-        recurrence.rearranged(b, fused, parts, shape.width, _in_kinds(shape.n_key_heads, (1, 1, share, share)))
+        recurrence.rearranged(b, fused, parts, shape.width, _in_kinds(shape.num_key_heads, (1, 1, share, share)))
     else:
         matrices = {f"{name}.attn_qkv": mixed, f"{name}.attn_gate": shape.values}
         parts = recurrence.side_by_side(b, h, "q, k, v, z", matrices, barrier=False)
     if f"{name}.ssm_ba.weight" in b.model.tensors:
-        fused = recurrence.side_by_side(b, h, "beta, alpha by head", {f"{name}.ssm_ba": 2 * shape.n_heads})
-        gated = b.rows("beta, alpha", 2 * shape.n_heads, h.count)
-        recurrence.rearranged(b, fused, gated, share, _in_kinds(shape.n_key_heads, (1, 1)))
+        fused = recurrence.side_by_side(b, h, "beta, alpha by head", {f"{name}.ssm_ba": 2 * shape.num_heads})
+        gated = b.rows("beta, alpha", 2 * shape.num_heads, h.count)
+        recurrence.rearranged(b, fused, gated, share, _in_kinds(shape.num_key_heads, (1, 1)))
     else:
-        matrices = {f"{name}.ssm_beta": shape.n_heads, f"{name}.ssm_alpha": shape.n_heads}
+        matrices = {f"{name}.ssm_beta": shape.num_heads, f"{name}.ssm_alpha": shape.num_heads}
         gated = recurrence.side_by_side(b, h, "beta, alpha", matrices)
     qkv, z = recurrence.columns(parts, 0, mixed, "q, k, v"), recurrence.columns(parts, mixed, shape.values, "z")
-    beta, alpha = (recurrence.columns(gated, first, shape.n_heads, part) for part, first in (("beta", 0), ("alpha", shape.n_heads)))
+    beta, alpha = (recurrence.columns(gated, first, shape.num_heads, part) for part, first in (("beta", 0), ("alpha", shape.num_heads)))
     return Projected(qkv, z, beta, alpha)
 
 
-def _in_kinds(n_heads: int, blocks: tuple[int, ...]) -> list[int]:
+def _in_kinds(num_heads: int, blocks: tuple[int, ...]) -> list[int]:
     """Of rows that hold, head by head, so many blocks of each kind: the blocks kind by kind."""
     a_head = sum(blocks)
     order = []
     first = 0
     for n in blocks:
-        order += [head * a_head + first + i for head in range(n_heads) for i in range(n)]
+        order += [head * a_head + first + i for head in range(num_heads) for i in range(n)]
         first += n
     return order

@@ -154,12 +154,12 @@ def _store(
 ) -> None:
     kv, step = b.kv_layout(il), b.step
     k_cache, v_cache = b.kv_cache(il)
-    if k.width != kv.n_kv_heads * kv.head_dim or (v.width != kv.n_kv_heads * kv.value_length and (v is not k or kv.n_kv_heads > 1)):
+    if k.width != kv.num_kv_heads * kv.head_dim or (v.width != kv.num_kv_heads * kv.value_length and (v is not k or kv.num_kv_heads > 1)):
         raise ValueError(f"{k.name} and {v.name} have {k.width} and {v.width} values, the KV blocks of layer {il} are for {kv}")
     record = pack(
         rope.ROPE_STORE_FIELDS, count=k.count, q=q.address if q else 0, q_stride=q.stride if q else 0,
         q_head_stride=q.head_stride if q else 0, k=k.address, k_stride=k.stride, v=v.address, v_stride=v.stride,
-        n_heads=q.count if q else 0, n_kv_heads=kv.n_kv_heads, head_dim=kv.head_dim, value_length=kv.value_length,
+        n_heads=q.count if q else 0, n_kv_heads=kv.num_kv_heads, head_dim=kv.head_dim, value_length=kv.value_length,
         layout=by.layout if by else 0, half=by.half if by else 0, table=by.table if by else 0, table_stride=by.table_stride if by else 0,
         q_norm=q_norm, k_norm=k_norm, eps=float(eps), k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data,
         block_size=kv.block_size, num_blocks=b.num_kv_blocks, kv_format=kv.kv_format, k_bytes=kv.k_bytes, v_bytes=kv.v_bytes,
@@ -170,14 +170,14 @@ def _store(
 
 
 # -- softmax over the context
-def _plan(b: Builder, n_heads: int, kv: KvLayout, window: int) -> tuple[np.ndarray, int]:
+def _plan(b: Builder, num_heads: int, kv: KvLayout, window: int) -> tuple[np.ndarray, int]:
     """The plan of this step's tokens for so many heads, and how many partial results it has room for. Its operation is added once, before
     the first attention that goes by it."""
     step, chunk = b.step, attention_ops.chunk_tokens(kv.block_size, kv.head_dim)
-    tile_tokens = attention_ops.tile_tokens(n_heads, kv.n_kv_heads)
+    tile_tokens = attention_ops.tile_tokens(num_heads, kv.num_kv_heads)
     seen = step.max_blocks * kv.block_size
     chunks = -(-min(seen, window + attention_ops.SPLIT_TOKENS + chunk if window else seen) // chunk)
-    slots = min(step.max_seqs * chunks, _MAX_SLOTS, _MAX_PARTIAL_BYTES // attention_ops.partial_bytes(n_heads, kv.value_length))
+    slots = min(step.max_seqs * chunks, _MAX_SLOTS, _MAX_PARTIAL_BYTES // attention_ops.partial_bytes(num_heads, kv.value_length))
     key = f"attention plan, {tile_tokens} tokens a tile, {chunk} keys a chunk, window {window}, {slots} slots"
     if key not in b.arrays:
         plan = b.arrays[key] = b.zeros(attention_ops.plan_words(step.max_tokens, slots), np.int32)
@@ -205,8 +205,8 @@ def attention(
 ) -> None:
     """out = causal attention of q over the stored keys and values of layer `il`, or of `kv_layer` where that is given.
 
-    A key at p is seen from q iff q - p < `window` (0: no bound). `sinks`: f32 [n_heads], one more logit a head whose probability is thrown
-    away, or 0. Queries at position p are multiplied by 1 + temperature * ln(1 + p // temperature_context) too.
+    A key at p is seen from q iff q - p < `window` (0: no bound). `sinks`: f32 [num_heads], one more logit a head whose probability is
+    thrown away, or 0. Queries at position p are multiplied by 1 + temperature * ln(1 + p // temperature_context) too.
     """
     source = il if kv_layer is None else kv_layer
     kv, step = b.kv_layout(source), b.step
@@ -219,7 +219,7 @@ def attention(
     partials = b.shared("attention partials", slots * attention_ops.partial_bytes(q.count, kv.value_length), np.uint8)
     record = pack(
         attention_ops.ATTENTION_FIELDS, plan=plan.ctypes.data, max_items=step.max_tokens + slots, q=q.address,
-        q_stride=q.stride, q_head_stride=q.head_stride, out=out.address, out_stride=out.stride, n_heads=q.count, n_kv_heads=kv.n_kv_heads,
+        q_stride=q.stride, q_head_stride=q.head_stride, out=out.address, out_stride=out.stride, n_heads=q.count, n_kv_heads=kv.num_kv_heads,
         head_dim=kv.head_dim, value_length=kv.value_length, scale=float(scale), temperature=float(temperature),
         temperature_context=temperature_context, window=window, sinks=sinks,
         k_cache=k_cache.ctypes.data, v_cache=v_cache.ctypes.data, block_size=kv.block_size, num_blocks=b.num_kv_blocks,
@@ -229,7 +229,7 @@ def attention(
         chunk_tokens=attention_ops.chunk_tokens(kv.block_size, kv.head_dim),
         partials=partials.ctypes.data, scratch=0, scratch_stride=0,
     )  # fmt: skip
-    scratch = attention_ops.scratch_bytes(q.count, kv.n_kv_heads, kv.head_dim, kv.value_length, kv.block_size)
+    scratch = attention_ops.scratch_bytes(q.count, kv.num_kv_heads, kv.head_dim, kv.value_length, kv.block_size)
     b.wants_scratch(record, attention_ops.ATTENTION_FIELDS, scratch)
     b.program.add(attention_ops.attention, record, f"{out.name} = attention({q.rows.name}) of layer {il}")
     b.program.add(attention_ops.attention_merge, record, f"{out.name}: merge the chunks of long contexts")
@@ -239,13 +239,13 @@ def attention(
 def gate(b: Builder, x: Rows, by: Rows | Heads, kind: int, length: int) -> None:
     """x *= kind(gate) (gates.SIGMOID, SOFTPLUS or SILU), heads of `length` values. A gate has one value a head, or one for each value of
     x."""
-    n_heads = x.width // length
+    num_heads = x.width // length
     if not isinstance(by, Heads):
-        by = heads_of(by, by.width // n_heads)
-    if by.count != n_heads or by.length not in (1, length):
-        raise ValueError(f"{by.rows.name} has {by.count} gates of {by.length}; {x.name} has {n_heads} heads of {length}")
+        by = heads_of(by, by.width // num_heads)
+    if by.count != num_heads or by.length not in (1, length):
+        raise ValueError(f"{by.rows.name} has {by.count} gates of {by.length}; {x.name} has {num_heads} heads of {length}")
     record = pack(
-        gates.GATE_FIELDS, count=x.count, x=x.address, x_stride=x.stride, n_heads=n_heads, length=length, gate=by.address,
+        gates.GATE_FIELDS, count=x.count, x=x.address, x_stride=x.stride, n_heads=num_heads, length=length, gate=by.address,
         gate_stride=by.stride, gate_head_stride=by.head_stride, each=by.length == length, kind=kind,
     )  # fmt: skip
     name = ("sigmoid", "softplus", "silu")[kind]

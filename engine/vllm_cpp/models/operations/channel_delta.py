@@ -21,12 +21,12 @@ def channel_delta(b: Builder, hp: HyperParameters, il: int, h: Rows, *, bound: f
     shape = recurrence.delta_shape(b.keys, "attention.head_count", "attention.head_count", "kda.head_dim")
     taps = b.keys.integer("ssm.conv_kernel", least=1)
     weight = recurrence.joined_taps(b, [f"{name}.ssm_conv1d_{part}.weight" for part in _PARTS], shape.keys, taps)
-    decay = recurrence.decay_of(b, f"{name}.ssm_a", f"{name}.ssm_dt.bias", shape.n_heads, shape.values, bound=bound)
+    decay = recurrence.decay_of(b, f"{name}.ssm_a", f"{name}.ssm_dt.bias", shape.num_heads, shape.values, bound=bound)
     norm = b.vector(f"{name}.ssm_norm.weight", shape.width)
     fused = f"{name}.attn_qkv.weight" in b.model.tensors
     matrices = {f"{name}.attn_qkv": 3 * shape.keys} if fused else {f"{name}.attn_{part}": shape.keys for part in _PARTS}
     qkv = recurrence.side_by_side(b, h, "q, k, v", matrices, barrier=False)
-    beta = recurrence.side_by_side(b, h, "beta", {f"{name}.ssm_beta": shape.n_heads}, barrier=False)
+    beta = recurrence.side_by_side(b, h, "beta", {f"{name}.ssm_beta": shape.num_heads}, barrier=False)
     alpha, gate = _gates(b, name, h, shape)
     convolved, out = b.rows("convolved q, k, v", qkv.width, h.count), b.rows("delta rule", shape.values, h.count)
     recurrence.convolution(b, qkv, weight, convolved, silu=True)

@@ -43,7 +43,7 @@ class Choice:
     """Which entries each token looks at."""
 
     ids: np.ndarray  # i32[tokens, top]
-    n_ids: np.ndarray  # i32[tokens]
+    num_ids: np.ndarray  # i32[tokens]
 
 
 class Layer:
@@ -114,14 +114,14 @@ class Layer:
 
     def choose(self, keys: Entries, q: Rows, weights: Rows, top: int) -> Choice:
         """The `top` blocks whose keys q (heads side by side) meets best, its heads weighed by `weights`."""
-        b, n_heads, top = self._b, weights.width, min(top, self.blocks)
+        b, num_heads, top = self._b, weights.width, min(top, self.blocks)
         scores = b.shared("block scores", (b.step.max_tokens, self.blocks), np.float32)
         choice = Choice(b.shared("chosen blocks", (b.step.max_tokens, top), np.int32), b.shared("n chosen", b.step.max_tokens, np.int32))
         record = pack(
             kernels.SCORE_FIELDS, **self._step(), q=q.address, q_stride=q.stride, weights=weights.address, weights_stride=weights.stride,
-            n_heads=n_heads, width=keys.width, factor=float((keys.width * n_heads) ** -0.5), ratio=self.ratio, top=top, keys=keys.address,
-            scores=scores.ctypes.data, scores_stride=scores.strides[0], ids=choice.ids.ctypes.data, ids_stride=choice.ids.strides[0],
-            n_ids=choice.n_ids.ctypes.data,
+            n_heads=num_heads, width=keys.width, factor=float((keys.width * num_heads) ** -0.5), ratio=self.ratio, top=top,
+            keys=keys.address, scores=scores.ctypes.data, scores_stride=scores.strides[0], ids=choice.ids.ctypes.data,
+            ids_stride=choice.ids.strides[0], n_ids=choice.num_ids.ctypes.data,
         )  # fmt: skip
         b.program.add(kernels.score_blocks, record, f"scores of blocks for {q.name}")
         b.program.add(kernels.choose_blocks, record, f"the {top} best blocks")
@@ -129,14 +129,14 @@ class Layer:
 
     def attend(self, q: Rows, x: Rows, sinks: Address, out: Rows, entries: Entries | None, choice: Choice | None) -> None:
         """out = attention of q (heads side by side) over the window's rows x and the entries, all or the chosen ones."""
-        b, n_heads = self._b, q.width // self._width
+        b, num_heads = self._b, q.width // self._width
         max_rows = self._window + (0 if entries is None else self.blocks if choice is None else choice.ids.shape[1])
         record = pack(
-            kernels.ATTEND_FIELDS, **self._step(), q=q.address, q_stride=q.stride, n_heads=n_heads, width=self._width,
+            kernels.ATTEND_FIELDS, **self._step(), q=q.address, q_stride=q.stride, n_heads=num_heads, width=self._width,
             scale=float(self._width**-0.5), sinks=sinks, x=x.address, x_stride=x.stride, ring=self._at["window"], window=self._window,
             entries=entries.address if entries else 0, ratio=entries.ratio if entries else 0,
             ids=choice.ids.ctypes.data if choice else 0, ids_stride=choice.ids.strides[0] if choice else 0,
-            n_ids=choice.n_ids.ctypes.data if choice else 0, out=out.address, out_stride=out.stride, max_rows=max_rows, scratch=0,
+            n_ids=choice.num_ids.ctypes.data if choice else 0, out=out.address, out_stride=out.stride, max_rows=max_rows, scratch=0,
             scratch_stride=0,
         )  # fmt: skip
         b.wants_scratch(record, kernels.ATTEND_FIELDS, kernels.attend_scratch_bytes(max_rows))

@@ -21,7 +21,7 @@ from vllm_cpp.models.builder import Address, Builder, Rows, Weight
 @dataclass(frozen=True, slots=True)
 class Projection:
     """One matrix an expert: what a tower's slices hold, or so many rows of each, behind `offset` bytes of others. A second scale f32
-    [n_experts] and biases, `bias_stride` bytes between two experts', or 0."""
+    [num_experts] and biases, `bias_stride` bytes between two experts', or 0."""
 
     weight: Weight
     tower: str
@@ -33,7 +33,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Towers:
-    """The experts of a layer: n_experts times gate and up (or up alone) and down."""
+    """The experts of a layer: num_experts times gate and up (or up alone) and down."""
 
     gate: Projection | None
     up: Projection
@@ -46,24 +46,24 @@ class Towers:
         return list(dict.fromkeys(part.tower for part in parts if part))
 
 
-def towers(b: Builder, il: int, n_experts: int, width: int, n: int, *, gated: bool = True) -> Towers:
+def towers(b: Builder, il: int, num_experts: int, width: int, n: int, *, gated: bool = True) -> Towers:
     """The towers of layer `il`: experts of `width` hidden units, from rows of n values to rows of n. ModelLoadError names what is missing
     or of another shape."""
     whole = f"blk.{il}.ffn_gate_up_exps"
-    down = _projection(b, f"blk.{il}.ffn_down_exps", n_experts, n, width)
+    down = _projection(b, f"blk.{il}.ffn_down_exps", num_experts, n, width)
     if gated and f"{whole}.weight" in b.model.tensors:
-        both = _projection(b, whole, n_experts, 2 * width, n)
+        both = _projection(b, whole, num_experts, 2 * width, n)
         return Towers(_rows_of(both, 0, width, "gate"), _rows_of(both, width, width, "up"), down)
-    up = _projection(b, f"blk.{il}.ffn_up_exps", n_experts, width, n)
-    return Towers(_projection(b, f"blk.{il}.ffn_gate_exps", n_experts, width, n) if gated else None, up, down)
+    up = _projection(b, f"blk.{il}.ffn_up_exps", num_experts, width, n)
+    return Towers(_projection(b, f"blk.{il}.ffn_gate_exps", num_experts, width, n) if gated else None, up, down)
 
 
-def _projection(b: Builder, name: str, n_experts: int, n_rows: int, k: int) -> Projection:
-    weight = b.tower(f"{name}.weight", n_experts, n_rows, k)
-    scale = b.maybe_vector(f"{name}.scale", n_experts)  # NVFP4 files have them
+def _projection(b: Builder, name: str, num_experts: int, num_rows: int, k: int) -> Projection:
+    weight = b.tower(f"{name}.weight", num_experts, num_rows, k)
+    scale = b.maybe_vector(f"{name}.scale", num_experts)  # NVFP4 files have them
     bias = f"{name}.bias"
-    biases = b.table(bias, n_experts, n_rows) if bias in b.model.tensors else 0
-    return Projection(weight, weight.name, 0, scale, biases, 4 * n_rows)
+    biases = b.table(bias, num_experts, num_rows) if bias in b.model.tensors else 0
+    return Projection(weight, weight.name, 0, scale, biases, 4 * num_rows)
 
 
 def _rows_of(whole: Projection, first: int, n: int, part: str) -> Projection:
@@ -87,7 +87,7 @@ class Streamed:
 class Routes:
     """What the router chose this step: `pairs` counts (token, slot) pairs; `order` holds them sorted by expert, cut at `offsets`."""
 
-    n_experts: int
+    num_experts: int
     top_k: int
     pairs: Address
     weights: np.ndarray
@@ -100,39 +100,39 @@ def route(
     groups_used: int = 1, table: Address = 0,
 ) -> Routes:  # fmt: skip
     """Choose top_k experts for every row of router logits and sort the pairs by expert. `scores`: a kind of router.py; `bias`:
-    f32[n_experts], steers the choice only; `groups`: equal runs of experts of which the `groups_used` best ones are chosen from; `table`:
+    f32[num_experts], steers the choice only; `groups`: equal runs of experts of which the `groups_used` best ones are chosen from; `table`:
     what is chosen by the row's token instead (see `experts_by_token`)."""
-    n_experts, max_rows = logits.width, len(logits.array)
+    num_experts, max_rows = logits.width, len(logits.array)
     factor_source = next(c.source for c in b.counts if c.address == logits.count)
     pairs = b.count(factor_source, top_k)
     ids, weights = (
         b.shared("router ids", (max_rows, top_k), np.int32),
         b.shared("router weights", (max_rows, top_k), np.float32),
     )
-    offsets, order = b.shared("expert offsets", n_experts + 1, np.int32), b.shared("expert pairs", max_rows * top_k, np.int32)
+    offsets, order = b.shared("expert offsets", num_experts + 1, np.int32), b.shared("expert pairs", max_rows * top_k, np.int32)
     record = pack(
-        router.ROUTER_FIELDS, count=logits.count, logits=logits.address, logits_stride=logits.stride, n_experts=n_experts,
+        router.ROUTER_FIELDS, count=logits.count, logits=logits.address, logits_stride=logits.stride, n_experts=num_experts,
         top_k=top_k, scores=scores, bias=bias, groups=groups, groups_used=groups_used, table=table, tokens=b.step.tokens.ctypes.data,
         sampled=b.step.sampled.ctypes.data if factor_source == "sampled" else 0, normalize=normalize, scale=float(scale),
         ids=ids.ctypes.data, weights=weights.ctypes.data, scratch=0, scratch_stride=0,
     )  # fmt: skip
-    b.wants_scratch(record, router.ROUTER_FIELDS, router.scratch_bytes(n_experts))
-    b.program.add(router.route, record, f"choose {top_k} of {n_experts} experts")
+    b.wants_scratch(record, router.ROUTER_FIELDS, router.scratch_bytes(num_experts))
+    b.program.add(router.route, record, f"choose {top_k} of {num_experts} experts")
     record = pack(
-        router.GROUP_FIELDS, count=pairs, ids=ids.ctypes.data, n_experts=n_experts, offsets=offsets.ctypes.data,
+        router.GROUP_FIELDS, count=pairs, ids=ids.ctypes.data, n_experts=num_experts, offsets=offsets.ctypes.data,
         pairs=order.ctypes.data,
     )  # fmt: skip
     b.program.add(router.group_by_expert, record, "sort the pairs by expert")
-    return Routes(n_experts, top_k, pairs, weights, offsets, order)
+    return Routes(num_experts, top_k, pairs, weights, offsets, order)
 
 
-def experts_by_token(b: Builder, name: str, vocab_size: int, top_k: int, n_experts: int) -> Address:
+def experts_by_token(b: Builder, name: str, vocab_size: int, top_k: int, num_experts: int) -> Address:
     """Address of the I32 tensor (vocab_size, top_k) that lists the experts of each token. ModelLoadError where one of them is none."""
     info = b.model.need(name, (vocab_size, top_k), ("I32",))
     listed = b.model.bytes_of(name).view("<i4")
-    if listed.min() < 0 or listed.max() >= n_experts:
+    if listed.min() < 0 or listed.max() >= num_experts:
         raise ModelLoadError(
-            f"{b.model.path}: tensor '{info.name}' lists experts {listed.min()} to {listed.max()}, but the model has {n_experts}"
+            f"{b.model.path}: tensor '{info.name}' lists experts {listed.min()} to {listed.max()}, but the model has {num_experts}"
         )
     copy = b.zeros(len(listed), np.int32)
     copy[:] = listed
@@ -153,13 +153,13 @@ def experts(
     b.activations(h, weights)
     act, act_stride = b.activation(h, gate.weight.layout)
     up_act, up_act_stride = b.activation(h, up.weight.layout)
-    n, top_k, k = up.weight.n_rows, routes.top_k, up.weight.k
+    n, top_k, k = up.weight.num_rows, routes.top_k, up.weight.k
     shape = f"{top_k} x {n}"  # may differ from layer to layer
     hidden = b.rows(f"expert hidden {shape}", n, routes.pairs, top_k)
     up_out = b.rows(f"expert up {shape}", n, routes.pairs, top_k)
-    y = b.rows(f"expert out {top_k} x {down.weight.n_rows}", down.weight.n_rows, routes.pairs, top_k)
+    y = b.rows(f"expert out {top_k} x {down.weight.num_rows}", down.weight.num_rows, routes.pairs, top_k)
     max_pairs = len(hidden.array)
-    shared = {"n_experts": routes.n_experts, "offsets": routes.offsets.ctypes.data, "pairs": routes.order.ctypes.data, "scratch": 0,
+    shared = {"n_experts": routes.num_experts, "offsets": routes.offsets.ctypes.data, "pairs": routes.order.ctypes.data, "scratch": 0,
               "scratch_stride": 0, "max_count": max_pairs, **streamed.wave}  # fmt: skip
     up_record, down_record = (_record(b, part, streamed) for part in (up, down))
     gate_record = up_record if towers.gate is None else _record(b, gate, streamed)
@@ -184,7 +184,7 @@ def experts(
     record = pack(
         moe.DOWN_FIELDS, **shared, act=act, act_stride=act_stride, tower=down_record, stride=down.weight.row_bytes,
         rows_fn=down.weight.kernels.rows_address, tile_fn=down.weight.kernels.tile_address, scale=down.scale, bias=down.bias,
-        k=down.weight.k, n_rows=down.weight.n_rows, out=y.address, out_stride=y.stride,
+        k=down.weight.k, n_rows=down.weight.num_rows, out=y.address, out_stride=y.stride,
     )  # fmt: skip
     b.wants_scratch(record, moe.DOWN_FIELDS, moe.scratch_bytes(max_pairs, tile_scratch_bytes(down.weight.k)))
     b.program.add(
@@ -207,7 +207,7 @@ def _advise(b: Builder, routes: Routes, towers: Towers, records: dict[str, Addre
     addresses = [records[name] for name in towers.names]
     addresses += [0] * (moe.MAX_TOWERS - len(addresses))
     record = pack(
-        moe.ADVISE_FIELDS, offsets=routes.offsets.ctypes.data, n_experts=routes.n_experts, n_towers=len(towers.names),
+        moe.ADVISE_FIELDS, offsets=routes.offsets.ctypes.data, n_experts=routes.num_experts, n_towers=len(towers.names),
         **{f"tower{i}": address for i, address in enumerate(addresses)},
     )  # fmt: skip
     b.program.add(moe.advise, record, f"ask for the chosen slices of {', '.join(towers.names)}", barrier=False)
@@ -231,7 +231,7 @@ def _streamed(b: Builder, routes: Routes, h: Rows, towers: Towers, meanwhile: Ca
     layouts = [part.weight.layout for part in (towers.gate, towers.up) if part]
     meets = all(layout == "f32" or layout in h.quantized for layout in layouts)
     b.program.add(slots.acquire_more, asking.record, "the next of them, in later waves", barrier=meets)
-    waiting = b.shared("experts waited for", (b.num_threads, -(-routes.n_experts // 16) * 16), np.int32)
+    waiting = b.shared("experts waited for", (b.num_threads, -(-routes.num_experts // 16) * 16), np.int32)
     visit = b.stream.visit
     wave = {
         "wave": visit.wave.ctypes.data,

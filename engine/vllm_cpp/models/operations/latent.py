@@ -6,7 +6,7 @@ anything turns, and by how much scores are scaled (FAMILIES: Latent attention).
 Absorbed (attn_k_b and attn_v_b): per head, q' = [k_b · q_nope ; q_rope] against the token's row [rmsnorm(c) ; k_rope], which is key and
 (its first `rank` values) value at once; then v_b takes the weighted sum of rows out of the latent space. A token keeps rank + rope numbers.
 
-Expanded (attn_kv_b, older files): every head's keys and values are made when the token comes, and kept: n_heads * (nope + rope + value)
+Expanded (attn_kv_b, older files): every head's keys and values are made when the token comes, and kept: num_heads * (nope + rope + value)
 numbers. Absorbing such a file while loading (its key rows transposed) would save that, but rounds other activations than the file's makers
 saw: routers with near ties then choose other experts than llama.cpp does.
 """
@@ -33,7 +33,7 @@ from vllm_cpp.models.registry import KvShape
 class Latent:
     """Lengths of latent attention. A query head is [nope | rope], a token's row [rank | rope], a head's result `value` values."""
 
-    n_heads: int
+    num_heads: int
     rank: int
     nope: int
     rope: int
@@ -68,7 +68,7 @@ def is_expanded(model: GGUFModel) -> bool:
 def latent_shape(model: GGUFModel, hp: HyperParameters) -> KvShape:
     """What a layer with latent attention keeps of a token."""
     latent = latent_of(Keys(model), hp)
-    return KvShape(latent.n_heads, latent.query, latent.value) if is_expanded(model) else KvShape(1, latent.row, latent.rank)
+    return KvShape(latent.num_heads, latent.query, latent.value) if is_expanded(model) else KvShape(1, latent.row, latent.rank)
 
 
 def latent_everywhere(model: GGUFModel, hp: HyperParameters) -> list[KvShape | None]:
@@ -83,20 +83,20 @@ def latent_where_heads(model: GGUFModel, hp: HyperParameters) -> list[KvShape | 
 
 
 # -- products by head
-def rows_of_heads(b: Builder, name: str, n_heads: int, length: int) -> Rows:
-    """A buffer of the step's tokens [tokens, n_heads * length] without padding between them, so that all heads of all tokens are rows of
+def rows_of_heads(b: Builder, name: str, num_heads: int, length: int) -> Rows:
+    """A buffer of the step's tokens [tokens, num_heads * length] without padding between them, so that all heads of all tokens are rows of
     one table: what `heads_product` reads."""
-    array = b.shared(name, (b.step.max_tokens, n_heads * length), np.float32)
+    array = b.shared(name, (b.step.max_tokens, num_heads * length), np.float32)
     return Rows(name, array, b.count("tokens"))
 
 
-def heads_product(b: Builder, w: Weight, n_heads: int, x: Rows, x_length: int, out: Heads, *, scale: Address = 0) -> None:
-    """out[t, h] = w[h] · (the first w.k values of x's head h) * scale[h]. `w` is a tower of n_heads matrices; x comes from
-    `rows_of_heads`, its heads are `x_length` values long; a head of `out` takes w.n_rows values."""
-    by_head = Rows(f"{x.name} by head", x.array.reshape(-1, x_length)[:, : w.k], b.count("tokens", n_heads))
+def heads_product(b: Builder, w: Weight, num_heads: int, x: Rows, x_length: int, out: Heads, *, scale: Address = 0) -> None:
+    """out[t, h] = w[h] · (the first w.k values of x's head h) * scale[h]. `w` is a tower of num_heads matrices; x comes from
+    `rows_of_heads`, its heads are `x_length` values long; a head of `out` takes w.num_rows values."""
+    by_head = Rows(f"{x.name} by head", x.array.reshape(-1, x_length)[:, : w.k], b.count("tokens", num_heads))
     act, act_head = b.activation(by_head, w.layout)
     record = pack(
-        heads.PRODUCT_FIELDS, count=x.count, n_heads=n_heads, k=w.k, n_rows=w.n_rows, act=act, act_stride=act_head * n_heads,
+        heads.PRODUCT_FIELDS, count=x.count, n_heads=num_heads, k=w.k, n_rows=w.num_rows, act=act, act_stride=act_head * num_heads,
         act_head=act_head, w=w.address, w_stride=w.row_bytes, slice_bytes=w.slice_bytes, rows_fn=w.kernels.rows_address,
         tile_fn=w.kernels.tile_address, scale=scale, out=out.address, out_stride=out.stride, out_head=out.head_stride, scratch=0,
         scratch_stride=0, max_count=len(x.array),
@@ -121,53 +121,53 @@ def latent_attention(
     b: Builder, hp: HyperParameters, il: int, h: Rows, latent: Latent, *, by: Turn | None, scale: float, temperature: float = 0.0,
     temperature_context: int = 1,
 ) -> Rows:  # fmt: skip
-    """Attention of layer `il` up to, not including, its output matrix: [tokens, n_heads * value], a head beside the other. `by` turns the
+    """Attention of layer `il` up to, not including, its output matrix: [tokens, num_heads * value], a head beside the other. `by` turns the
     trailing `rope` values of queries and of the key (None: nothing turns); scores are multiplied by `scale`, and by the temperature of a
     query's position (see attention.attention)."""
-    n_heads = latent.n_heads
+    num_heads = latent.num_heads
     k_b, v_b = _towers(b, il, latent)  # with the projections: every length is borne out by a tensor before a buffer is made of it
     projections = _projections(b, il, h.width, latent)
-    q, row = rows_of_heads(b, "q", n_heads, latent.query), b.rows("latent row", latent.row, h.count)
+    q, row = rows_of_heads(b, "q", num_heads, latent.query), b.rows("latent row", latent.row, h.count)
     _project(b, hp, il, h, projections, q, row)
     c = Rows("latent", row.array[:, : latent.rank], h.count)
     b.rmsnorm(c, b.vector(f"blk.{il}.attn_kv_a_norm.weight", latent.rank), hp.rms_epsilon, c, f"attn_kv_a_norm of layer {il}")
     if by is not None:
         attention_ops.turn(b, q, latent.query, by, first=latent.nope)
         attention_ops.turn(b, row, latent.row, by, first=latent.rank)
-    out = rows_of_heads(b, "attention", n_heads, latent.value)
+    out = rows_of_heads(b, "attention", num_heads, latent.value)
     warmth = {"temperature": temperature, "temperature_context": temperature_context}
     if v_b is None:
         _store_expanded(b, il, k_b, c, row, latent)
         attention_ops.attention(b, il, q, out, scale, **warmth)
         return out
     attention_ops.store(b, il, row, row)
-    query, mixed = rows_of_heads(b, "latent query", n_heads, latent.row), rows_of_heads(b, "latent mixed", n_heads, latent.rank)
-    _copy(b, Heads(q, n_heads, latent.rope, latent.query, latent.nope), Heads(query, n_heads, latent.rope, latent.row, latent.rank))
-    heads_product(b, k_b, n_heads, q, latent.query, Heads(query, n_heads, latent.rank, latent.row), scale=_scale(b, k_b, n_heads))
+    query, mixed = rows_of_heads(b, "latent query", num_heads, latent.row), rows_of_heads(b, "latent mixed", num_heads, latent.rank)
+    _copy(b, Heads(q, num_heads, latent.rope, latent.query, latent.nope), Heads(query, num_heads, latent.rope, latent.row, latent.rank))
+    heads_product(b, k_b, num_heads, q, latent.query, Heads(query, num_heads, latent.rank, latent.row), scale=_scale(b, k_b, num_heads))
     attention_ops.attention(b, il, query, mixed, scale, **warmth)
-    heads_product(b, v_b, n_heads, mixed, latent.rank, Heads(out, n_heads, latent.value, latent.value), scale=_scale(b, v_b, n_heads))
+    heads_product(b, v_b, num_heads, mixed, latent.rank, Heads(out, num_heads, latent.value, latent.value), scale=_scale(b, v_b, num_heads))
     return out
 
 
 def _store_expanded(b: Builder, il: int, kv_b: Weight, c: Rows, row: Rows, latent: Latent) -> None:
     """Keys [kv_b's key rows · c ; k_rope] and values (kv_b's value rows · c) of every head into the KV blocks."""
-    n_heads, both = latent.n_heads, latent.nope + latent.value
-    kv = rows_of_heads(b, "expanded latent", n_heads, both)
+    num_heads, both = latent.num_heads, latent.nope + latent.value
+    kv = rows_of_heads(b, "expanded latent", num_heads, both)
     b.matmul(kv_b, c, kv, scale=_scale(b, kv_b))
-    k, v = rows_of_heads(b, "k", n_heads, latent.query), rows_of_heads(b, "v", n_heads, latent.value)
-    _copy(b, Heads(kv, n_heads, latent.nope, both), Heads(k, n_heads, latent.nope, latent.query))
-    _copy(b, Heads(row, 1, latent.rope, latent.row, latent.rank), Heads(k, n_heads, latent.rope, latent.query, latent.nope))
-    _copy(b, Heads(kv, n_heads, latent.value, both, latent.nope), Heads(v, n_heads, latent.value, latent.value), barrier=True)
+    k, v = rows_of_heads(b, "k", num_heads, latent.query), rows_of_heads(b, "v", num_heads, latent.value)
+    _copy(b, Heads(kv, num_heads, latent.nope, both), Heads(k, num_heads, latent.nope, latent.query))
+    _copy(b, Heads(row, 1, latent.rope, latent.row, latent.rank), Heads(k, num_heads, latent.rope, latent.query, latent.nope))
+    _copy(b, Heads(kv, num_heads, latent.value, both, latent.nope), Heads(v, num_heads, latent.value, latent.value), barrier=True)
     attention_ops.store(b, il, k, v)
 
 
 def _towers(b: Builder, il: int, latent: Latent) -> tuple[Weight, Weight | None]:
-    """k_b (n_heads, rank, nope) and v_b (n_heads, value, rank); or kv_b (n_heads * (nope + value), rank) and None."""
+    """k_b (num_heads, rank, nope) and v_b (num_heads, value, rank); or kv_b (num_heads * (nope + value), rank) and None."""
     name = f"blk.{il}.attn"
     if is_expanded(b.model):
-        return b.weight(f"{name}_kv_b.weight", latent.n_heads * (latent.nope + latent.value), latent.rank), None
-    k_b = b.tower(f"{name}_k_b.weight", latent.n_heads, latent.rank, latent.nope)
-    return k_b, b.tower(f"{name}_v_b.weight", latent.n_heads, latent.value, latent.rank)
+        return b.weight(f"{name}_kv_b.weight", latent.num_heads * (latent.nope + latent.value), latent.rank), None
+    k_b = b.tower(f"{name}_k_b.weight", latent.num_heads, latent.rank, latent.nope)
+    return k_b, b.tower(f"{name}_v_b.weight", latent.num_heads, latent.value, latent.rank)
 
 
 class _Projections(NamedTuple):
@@ -179,7 +179,7 @@ class _Projections(NamedTuple):
 
 
 def _projections(b: Builder, il: int, n: int, latent: Latent) -> _Projections:
-    name, width = f"blk.{il}.attn", latent.n_heads * latent.query
+    name, width = f"blk.{il}.attn", latent.num_heads * latent.query
     row = b.weight(f"{name}_kv_a_mqa.weight", latent.row, n)
     if f"{name}_q_a.weight" not in b.model.tensors:
         return _Projections(row, None, b.weight(f"{name}_q.weight", width, n))
@@ -190,7 +190,7 @@ def _projections(b: Builder, il: int, n: int, latent: Latent) -> _Projections:
 def _project(b: Builder, hp: HyperParameters, il: int, h: Rows, by: _Projections, q: Rows, row: Rows) -> None:
     """q and [c ; k_rope] of h. Both first products run without waiting for each other."""
     first = by.query if by.down is None else by.down
-    low = q if by.down is None else b.rows("low-rank query", by.down.n_rows, h.count)
+    low = q if by.down is None else b.rows("low-rank query", by.down.num_rows, h.count)
     b.activations(h, [by.row, first])
     b.matmul(by.row, h, row, scale=_scale(b, by.row), barrier=False)
     b.matmul(first, h, low, scale=_scale(b, first))

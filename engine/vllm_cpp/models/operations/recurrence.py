@@ -35,13 +35,13 @@ def columns(x: Rows, first: int, n: int, name: str = "") -> Rows:
 def side_by_side(b: Builder, h: Rows, name: str, named: dict[str, int], *, barrier: bool = True) -> Rows:
     """The products of h with the matrices of those names (without ".weight"), of so many rows each, side by side in the buffer `name`.
     `barrier`: whether what comes next reads them."""
-    weights = {matrix: b.weight(f"{matrix}.weight", n_rows, h.width) for matrix, n_rows in named.items()}
+    weights = {matrix: b.weight(f"{matrix}.weight", num_rows, h.width) for matrix, num_rows in named.items()}
     out = b.rows(name, sum(named.values()), h.count)
     b.activations(h, list(weights.values()))
     first = 0
-    for matrix, n_rows in named.items():
-        part = columns(out, first, n_rows)
-        first += n_rows
+    for matrix, num_rows in named.items():
+        part = columns(out, first, num_rows)
+        first += num_rows
         b.matmul(weights[matrix], h, part, scale=b.maybe_vector(f"{matrix}.scale", 1), barrier=barrier and first == out.width)
     return out
 
@@ -88,28 +88,28 @@ def convolution(
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
     """The heads of a delta rule, all of `width` channels. `grouped`: neighbouring value heads share a key head; else value head j has key
-    head j % n_key_heads."""
+    head j % num_key_heads."""
 
-    n_key_heads: int
-    n_heads: int
+    num_key_heads: int
+    num_heads: int
     width: int
     grouped: bool = False
 
     @property
     def keys(self) -> int:
         """Values of a token's keys, and of its queries."""
-        return self.n_key_heads * self.width
+        return self.num_key_heads * self.width
 
     @property
     def values(self) -> int:
-        return self.n_heads * self.width
+        return self.num_heads * self.width
 
 
-def delta_shape(keys: Keys, n_key_heads: str, n_heads: str, width: str, *, grouped: bool = False) -> DeltaShape:
+def delta_shape(keys: Keys, num_key_heads: str, num_heads: str, width: str, *, grouped: bool = False) -> DeltaShape:
     """The heads as the keys of those names give them."""
-    shape = DeltaShape(*(keys.integer(key, least=1) for key in (n_key_heads, n_heads, width)), grouped)
-    if shape.n_heads % shape.n_key_heads:
-        keys.refuse(n_heads, f"is {shape.n_heads}, expected a multiple of {n_key_heads}, {shape.n_key_heads}")
+    shape = DeltaShape(*(keys.integer(key, least=1) for key in (num_key_heads, num_heads, width)), grouped)
+    if shape.num_heads % shape.num_key_heads:
+        keys.refuse(num_heads, f"is {shape.num_heads}, expected a multiple of {num_key_heads}, {shape.num_key_heads}")
     if shape.width % recurrent.LANES:
         keys.refuse(width, f"is {shape.width}; this build computes the delta rule for multiples of {recurrent.LANES}")
     return shape
@@ -126,14 +126,14 @@ class Decay:
     bound: float = 0.0
 
 
-def decay_of(b: Builder, rate: str, shift: str, n_heads: int, n: int, *, bound: float = 0.0) -> Decay:
-    """The vectors of those names: `n_heads` rates, however many ones stand in their shape, and `n` shifts (heads, or heads times
+def decay_of(b: Builder, rate: str, shift: str, num_heads: int, n: int, *, bound: float = 0.0) -> Decay:
+    """The vectors of those names: `num_heads` rates, however many ones stand in their shape, and `n` shifts (heads, or heads times
     channels)."""
     b.model.need(shift, (n,))
     found = b.model.tensors.get(rate)
-    behind = found is not None and found.shape[-2:] == (n_heads, 1)
-    rates = b.floats(rate, (n_heads, 1) if behind else (n_heads,)).ravel()
-    return Decay(b.keep_vector(np.repeat(rates, n // n_heads)), b.vector(shift, n), n, bound)
+    behind = found is not None and found.shape[-2:] == (num_heads, 1)
+    rates = b.floats(rate, (num_heads, 1) if behind else (num_heads,)).ravel()
+    return Decay(b.keep_vector(np.repeat(rates, n // num_heads)), b.vector(shift, n), n, bound)
 
 
 def delta_rule(
@@ -143,24 +143,24 @@ def delta_rule(
     step, tokens = b.step, q.count
     if (q.width, k.width, v.width, out.width) != (shape.keys, shape.keys, shape.values, shape.values):
         raise ValueError(f"{shape}, but q, k, v and out have {q.width}, {k.width}, {v.width} and {out.width} values")
-    if (alpha.width, beta.width) != (decay.n, shape.n_heads) or decay.n not in (shape.n_heads, shape.values):
+    if (alpha.width, beta.width) != (decay.n, shape.num_heads) or decay.n not in (shape.num_heads, shape.values):
         raise ValueError(f"{shape}, but alpha and beta have {alpha.width} and {beta.width} values, the decay {decay.n}")
-    state = b.state(recurrent.delta_state_values(shape.n_heads, shape.width))
-    heads = b.shared("delta heads", (shape.n_key_heads, step.max_tokens, recurrent.head_row_bytes(shape.width) // 4), np.float32)
+    state = b.state(recurrent.delta_state_values(shape.num_heads, shape.width))
+    heads = b.shared("delta heads", (shape.num_key_heads, step.max_tokens, recurrent.head_row_bytes(shape.width) // 4), np.float32)
     normed = pack(
         recurrent.DELTA_HEADS_FIELDS, count=tokens, q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride,
-        n_heads=shape.n_key_heads, width=shape.width, eps=float(eps), scale=shape.width**-0.5, heads=heads.ctypes.data,
+        n_heads=shape.num_key_heads, width=shape.width, eps=float(eps), scale=shape.width**-0.5, heads=heads.ctypes.data,
         head_bytes=heads.strides[0],
     )  # fmt: skip
     gates = pack(
         recurrent.DELTA_GATES_FIELDS, count=tokens, alpha=alpha.address, alpha_stride=alpha.stride, n_decays=decay.n, rate=decay.rate,
-        shift=decay.shift, bound=float(decay.bound), beta=beta.address, beta_stride=beta.stride, n_betas=shape.n_heads,
+        shift=decay.shift, bound=float(decay.bound), beta=beta.address, beta_stride=beta.stride, n_betas=shape.num_heads,
     )  # fmt: skip
     record = pack(
         recurrent.DELTA_RULE_FIELDS, n_runs=b.count("seqs"), run_starts=step.run_starts.ctypes.data,
         positions=step.positions.ctypes.data, state_ids=step.state_ids.ctypes.data, heads=heads.ctypes.data, head_bytes=heads.strides[0],
-        n_key_heads=shape.n_key_heads, n_heads=shape.n_heads, width=shape.width, grouped=shape.grouped, decay=alpha.address,
-        decay_stride=alpha.stride, per_channel=decay.n != shape.n_heads, beta=beta.address, beta_stride=beta.stride, v=v.address,
+        n_key_heads=shape.num_key_heads, n_heads=shape.num_heads, width=shape.width, grouped=shape.grouped, decay=alpha.address,
+        decay_stride=alpha.stride, per_channel=decay.n != shape.num_heads, beta=beta.address, beta_stride=beta.stride, v=v.address,
         v_stride=v.stride, out=out.address, out_stride=out.stride, state=state.address, state_stride=state.stride,
     )  # fmt: skip
     b.program.add(recurrent.delta_heads, normed, f"norm the heads of {q.name}, {k.name}", barrier=False)

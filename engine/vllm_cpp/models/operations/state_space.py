@@ -20,20 +20,20 @@ LANES = state_space.LANES
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a scan goes by: `heads` of `width` channels whose state has `n_state` numbers a channel; `groups` of them share what the state
-    takes in and gives out. `a` and `d` are the layer's vectors (see kernels/cpu/state_space.py)."""
+    """What a scan goes by: `heads` of `width` channels whose state has `state_size` numbers a channel; `groups` of them share what the
+    state takes in and gives out. `a` and `d` are the layer's vectors (see kernels/cpu/state_space.py)."""
 
     heads: int
     width: int
     groups: int
-    n_state: int
+    state_size: int
     a: Address
     d: Address
 
 
 def mamba2(b: Builder, il: int, h: Rows, eps: float) -> Rows:
     """The mixer of layer `il` with one decay a head (FAMILIES-hybrid §1), to be multiplied by ssm_out. The keys ssm.* size it."""
-    inner, n_state, taps = (b.keys.integer(f"ssm.{key}", least=1) for key in ("inner_size", "state_size", "conv_kernel"))
+    inner, state_size, taps = (b.keys.integer(f"ssm.{key}", least=1) for key in ("inner_size", "state_size", "conv_kernel"))
     heads, groups = b.keys.integer("ssm.time_step_rank", least=1), b.keys.integer("ssm.group_count", least=1)
     if inner % heads or heads % groups:
         b.keys.refuse(
@@ -41,11 +41,11 @@ def mamba2(b: Builder, il: int, h: Rows, eps: float) -> Rows:
             f"is {inner}, ssm.time_step_rank (heads) {heads} and ssm.group_count {groups}; each must divide the one before",
         )
     name, tokens = f"blk.{il}", h.count
-    convolved = inner + 2 * groups * n_state
+    convolved = inner + 2 * groups * state_size
     whole = b.weight(f"{name}.ssm_in.weight", inner + convolved + heads, h.width)
     taps_ = taps_of(b, f"{name}.ssm_conv1d.weight", convolved, taps, bias=b.maybe_vector(f"{name}.ssm_conv1d.bias", convolved))
     scan = Scan(
-        heads, inner // heads, groups, n_state, _numbers(b, f"{name}.ssm_a", (heads, 1), (heads,)),
+        heads, inner // heads, groups, state_size, _numbers(b, f"{name}.ssm_a", (heads, 1), (heads,)),
         _numbers(b, f"{name}.ssm_d", (heads, 1), (heads,)),
     )  # fmt: skip
     norm_weight = _numbers(b, f"{name}.ssm_norm.weight", (groups, inner // groups), (inner,))
@@ -56,7 +56,7 @@ def mamba2(b: Builder, il: int, h: Rows, eps: float) -> Rows:
         first += part.width
     out = b.rows("ssm convolved", convolved, tokens)
     convolution(b, xbc, taps_, out, silu=True)
-    bc = groups * n_state
+    bc = groups * state_size
     _scan(b, scan, state_space.scan_heads, columns(out, 0, inner), columns(out, inner, bc), columns(out, inner + bc, bc), dt, z)
     group_norm(b, z, groups, norm_weight, eps, f"{name}.ssm_norm")
     return z
@@ -64,23 +64,23 @@ def mamba2(b: Builder, il: int, h: Rows, eps: float) -> Rows:
 
 def mamba(b: Builder, il: int, h: Rows, eps: float) -> Rows:
     """The mixer of layer `il` with decays for every channel (FAMILIES-hybrid §11), to be multiplied by ssm_out. The keys ssm.* size it."""
-    inner, n_state, taps = (b.keys.integer(f"ssm.{key}", least=1) for key in ("inner_size", "state_size", "conv_kernel"))
+    inner, state_size, taps = (b.keys.integer(f"ssm.{key}", least=1) for key in ("inner_size", "state_size", "conv_kernel"))
     rank = b.keys.integer("ssm.time_step_rank", least=1)
     name, tokens = f"blk.{il}", h.count
     both = b.weight(f"{name}.ssm_in.weight", 2 * inner, h.width)
-    of_x, of_dt = b.weight(f"{name}.ssm_x.weight", rank + 2 * n_state, inner), b.weight(f"{name}.ssm_dt.weight", inner, rank)
+    of_x, of_dt = b.weight(f"{name}.ssm_x.weight", rank + 2 * state_size, inner), b.weight(f"{name}.ssm_dt.weight", inner, rank)
     taps_ = taps_of(b, f"{name}.ssm_conv1d.weight", inner, taps, bias=b.maybe_vector(f"{name}.ssm_conv1d.bias", inner))
-    scan = Scan(inner, 1, 1, n_state, _growth_by_lanes(b, f"{name}.ssm_a", inner, n_state), b.vector(f"{name}.ssm_d", inner))
+    scan = Scan(inner, 1, 1, state_size, _growth_by_lanes(b, f"{name}.ssm_a", inner, state_size), b.vector(f"{name}.ssm_d", inner))
     x, z = b.rows("ssm x", inner, tokens), b.rows("ssm z", inner, tokens)
     scale = b.maybe_vector(f"{name}.ssm_in.scale", 1)
     b.matmul(both.rows(0, inner, f"{both.name}[x]"), h, x, scale=scale, barrier=False)
     b.matmul(both.rows(inner, inner, f"{both.name}[z]"), h, z, scale=scale)
     out = b.rows("ssm convolved", inner, tokens)
     convolution(b, x, taps_, out, silu=True)
-    small = b.rows("ssm dt, b, c", rank + 2 * n_state, tokens)
+    small = b.rows("ssm dt, b, c", rank + 2 * state_size, tokens)
     b.matmul(of_x, out, small, scale=b.maybe_vector(f"{name}.ssm_x.scale", 1))
     normed, first = {}, 0
-    for part, width in (("dt", rank), ("b", n_state), ("c", n_state)):
+    for part, width in (("dt", rank), ("b", state_size), ("c", state_size)):
         normed[part] = b.rows(f"ssm {part} normed", width, tokens)
         weight = b.vector(f"{name}.ssm_{part}_norm.weight", width)
         b.rmsnorm(columns(small, first, width), weight, eps, normed[part], f"{name}.ssm_{part}_norm")
@@ -94,12 +94,12 @@ def mamba(b: Builder, il: int, h: Rows, eps: float) -> Rows:
 def _scan(b: Builder, scan: Scan, kernel: object, x: Rows, taken: Rows, read: Rows, dt: Rows, z: Rows) -> None:
     """z = (what the state and d make of x) * silu(z), run by run; every call keeps a state of its own."""
     step, by_channel = b.step, kernel is state_space.scan_channels
-    state = b.state(state_space.state_values(1 if by_channel else scan.heads, scan.heads if by_channel else scan.width, scan.n_state))
+    state = b.state(state_space.state_values(1 if by_channel else scan.heads, scan.heads if by_channel else scan.width, scan.state_size))
     record = pack(
         state_space.SCAN_FIELDS, n_runs=b.count("seqs"), run_starts=step.run_starts.ctypes.data, state_ids=step.state_ids.ctypes.data,
         positions=step.positions.ctypes.data, x=x.address, x_stride=x.stride, b=taken.address, b_stride=taken.stride, c=read.address,
         c_stride=read.stride, dt=dt.address, dt_stride=dt.stride, z=z.address, z_stride=z.stride, a=scan.a, d=scan.d,
-        n_heads=scan.heads, head_dim=scan.width, n_groups=scan.groups, n_state=scan.n_state, state=state.address,
+        n_heads=scan.heads, head_dim=scan.width, n_groups=scan.groups, n_state=scan.state_size, state=state.address,
         state_stride=state.stride, out=z.address, out_stride=z.stride,
     )  # fmt: skip
     b.program.add(kernel, record, f"{z.name} = scan of {x.name}, {dt.name} * silu({z.name})")
@@ -123,9 +123,9 @@ def _numbers(b: Builder, name: str, *shapes: tuple[int, ...]) -> Address:
     return b.keep_vector(b.floats(name, shape).ravel())
 
 
-def _growth_by_lanes(b: Builder, name: str, channels: int, n_state: int) -> Address:
-    """`name` (channels, n_state) as f32 [channels / 16, n_state, 16]: what sixteen channels are multiplied by, in one vector."""
-    rows = b.floats(name, (channels, n_state))
-    whole = np.zeros((-(-channels // LANES) * LANES, n_state), np.float32)
+def _growth_by_lanes(b: Builder, name: str, channels: int, state_size: int) -> Address:
+    """`name` (channels, state_size) as f32 [channels / 16, state_size, 16]: what sixteen channels are multiplied by, in one vector."""
+    rows = b.floats(name, (channels, state_size))
+    whole = np.zeros((-(-channels // LANES) * LANES, state_size), np.float32)
     whole[:channels] = rows
-    return b.keep_vector(whole.reshape(-1, LANES, n_state).transpose(0, 2, 1).ravel())
+    return b.keep_vector(whole.reshape(-1, LANES, state_size).transpose(0, 2, 1).ravel())

@@ -34,16 +34,16 @@ def begin(b: Builder, table: Weight) -> Rows:
 def read(b: Builder, x: Rows, name: str, mixing: Mixing, *, writes: bool = True) -> tuple[Rows, Rows]:
     """What a half-layer reads of the streams, [rows of x, n] before its norm, and the coefficients for `write`. `name` is what the tensors'
     names begin with (blk.0.hc_attn). `writes`: False where nothing is written back, at the end."""
-    n, n_mix = x.width // STREAMS, COEFFICIENTS if writes else STREAMS
+    n, num_mix = x.width // STREAMS, COEFFICIENTS if writes else STREAMS
     normed = b.rows("normed streams", x.width, x.count)
     b.rmsnorm(x, 0, mixing.norm_epsilon, normed, "no weight")
-    mix = b.rows(f"{n_mix} coefficients", n_mix, x.count)
-    b.matmul(b.weight(f"{name}_fn.weight", n_mix, x.width), normed, mix)
+    mix = b.rows(f"{num_mix} coefficients", num_mix, x.count)
+    b.matmul(b.weight(f"{name}_fn.weight", num_mix, x.width), normed, mix)
     out = b.rows("read of streams", n, x.count)
     record = pack(
         streams.READ_FIELDS, count=x.count, mix=mix.address, mix_stride=mix.stride,
         scale=b.vector(f"{name}_scale.weight", 3 if writes else 1),
-        base=b.vector(f"{name}_base.weight", n_mix), epsilon=mixing.epsilon, iterations=mixing.iterations if writes else 0,
+        base=b.vector(f"{name}_base.weight", num_mix), epsilon=mixing.epsilon, iterations=mixing.iterations if writes else 0,
         x=x.address, x_stride=x.stride, width=n, out=out.address, out_stride=out.stride,
     )  # fmt: skip
     b.program.add(streams.read_streams, record, f"{out.name} = {x.name} by {name}")
