@@ -39,7 +39,6 @@ def a32(x: np.ndarray) -> Activation:
     raw = aligned_zeros(activation_row_bytes("a32", x.size), np.uint8)
     records = raw.reshape(-1, 192)
     values, error = np.zeros((n, 32)), np.zeros(n)
-    records[:, 144:160] = np.ones(4, np.float32).view(np.uint8)
     for b, block in enumerate(blocks):
         largest = np.abs(block).max()
         d = largest / np.float32(127)
@@ -50,7 +49,7 @@ def a32(x: np.ndarray) -> Activation:
         place = b - max(0, min(b // 4 * 4, n - 4))
         record[16 * place :][:16] = q[:16].view(np.uint8)
         record[64 + 16 * place :][:16] = q[16:].view(np.uint8)
-        for at, number in ((128, np.float32(np.float16(d))), (160, scaled), (176, total)):
+        for at, number in ((128, np.float32(np.float16(d))), (144, scaled), (160, total)):
             record[at + 4 * place :][:4] = np.array([number]).view(np.uint8)
         values[b] = q * np.float64(np.float16(d))
         error[b] = np.float64(scaled) - values[b].sum()

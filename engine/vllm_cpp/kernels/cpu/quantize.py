@@ -94,7 +94,6 @@ def a32_no_block(record: Value, place: Value) -> None:
 def _a32_scales(record: Value, place: Value, d: Value, scaled_total: Value, total: Value) -> None:
     entry = record + a32.SCALES + place * 4
     store(entry, d)
-    store(entry + 16, constant(f32, 1))
     store(entry + (a32.SUMS_SCALED - a32.SCALES), scaled_total)
     store(entry + (a32.SUMS - a32.SCALES), total)
 

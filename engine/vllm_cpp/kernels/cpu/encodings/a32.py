@@ -6,8 +6,8 @@ Must not know how any encoding packs its blocks: a `Form` says that for four blo
 
 A row is cut into quads of four blocks. Where the number of blocks is not a multiple of four, the last quad overlaps the one before it and
 the activation record has zeros in place of the blocks already counted (a row under four blocks is padded with zero blocks instead).
-`quantize.py` writes the records: 192 bytes a quad: i8[4][16] first halves of the blocks, i8[4][16] second halves, f32[4] d, f32[4] ones,
-f32[4] d * sum as ggml rounds it, i32[4] sum.
+`quantize.py` writes the records: 192 bytes a quad: i8[4][16] first halves of the blocks, i8[4][16] second halves, f32[4] d,
+f32[4] d * sum as ggml rounds it, i32[4] sum, and 16 bytes nobody writes or reads: so every half that is loaded is one cache line.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from vllm_cpp.kernels.vectors import Value, VecType, constant
 BLOCK = 32
 QUAD = 4
 RECORD = 192
-SECOND, SCALES, SUMS_SCALED, SUMS = 64, 128, 160, 176  # where parts of a record start
+SECOND, SCALES, SUMS_SCALED, SUMS = 64, 128, 144, 160  # where parts of a record start
 LINES = 3  # lines of a staged quad: first halves, second halves, scales
 COLUMN_BYTES = LINES * 16 * WORD_BYTES  # a panel's quad
 STAGED_BYTES = LINES * 64 * GROUP
