@@ -275,26 +275,110 @@ def _piece_heads(group, units, nth):  # type: ignore[no-untyped-def]
     return (group + pieces - 1) // pieces
 
 
+@unrolled
+def _workspace(args: Value, tid: Value, rows: Value, score_row: Value) -> tuple[Value, ...]:
+    """Where a thread has, of a unit's rows: queries, scores of a span, a chunk's sums of values, those of all chunks so far, weights lane by
+    lane, largest scores, factors, ones, and what `_fold` knows of the chunks so far."""
+    place = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
+    key_row, row = _whole(field(args, _HEAD_DIM)), _whole(field(args, _VALUE_LENGTH))
+    places = []
+    for row_bytes in (key_row * 4, score_row, row * 4, row * 4, 4 * LANES, 4, 4, 4, 8):
+        places.append(place)
+        place = place + rows * row_bytes
+    return tuple(places)
+
+
+@jit.inner
+def _start_rows(args, item, first_head, group, work, n_rows, padded):  # type: ignore[no-untyped-def]
+    """The queries of a unit's rows, scaled, and nothing seen by any of them yet."""
+    queries, _, _, totals, _, _, _, _, stats = work
+    head_dim, row = field(args, _HEAD_DIM), _whole(field(args, _VALUE_LENGTH))
+    key_row, first, position = _whole(head_dim), index(item, _FIRST), index(item, _POSITION)
+    for r in range(n_rows):
+        head = first_head + r % group
+        source = field(args, _Q) + (first + r // group) * field(args, _Q_STRIDE) + head * field(args, _Q_HEAD_STRIDE)
+        _scaled(source, _query_scale(args, position + r // group), queries + 4 * r * key_row, head_dim)
+        _start_total(totals + 4 * r * row, stats + 8 * r, row, field(args, _SINKS), head)
+    _clear(queries + 4 * n_rows * key_row, (padded - n_rows) * key_row)
+
+
+@jit.inner
+def _attend_chunk(args, item, chunk, span_blocks, kv_head, group, work, n_rows, padded):  # type: ignore[no-untyped-def]
+    """A unit's rows against the keys and values of one chunk, span by span: weighted sums of values, weights lane by lane, largest
+    scores."""
+    queries, scores, sums, _, lane_weights, largest, factors, ones, _ = work
+    head_dim, block_size, window = field(args, _HEAD_DIM), field(args, _BLOCK_SIZE), field(args, _WINDOW)
+    k_product, k_bytes, k_stride = field(args, _K_PRODUCT_FN), field(args, _K_BYTES), field(args, _K_STRIDE)
+    v_product, v_bytes, v_stride = field(args, _V_PRODUCT_FN), field(args, _V_BYTES), field(args, _V_STRIDE)
+    k_cache = field(args, _K_CACHE) + kv_head * field(args, _NUM_BLOCKS) * k_bytes
+    v_cache = field(args, _V_CACHE) + kv_head * field(args, _NUM_BLOCKS) * v_bytes
+    key_row, row, score_row = _whole(head_dim), _whole(field(args, _VALUE_LENGTH)), 4 * span_blocks * block_size
+    chunk_blocks, rows = field(args, _CHUNK_TOKENS) // block_size, _whole(padded)
+    table = field(args, _BLOCK_TABLES) + index(item, _SEQ) * field(args, _BLOCK_TABLES_STRIDE)
+    position = index(item, _POSITION)
+    last = position + index(item, _TOKENS) - 1
+    first_block = chunk * chunk_blocks
+    first_seen = max(0, position - window + 1) // block_size if window > 0 else 0  # block of the first key any of the tokens sees
+    if first_seen > first_block:
+        first_block += (first_seen - first_block) // span_blocks * span_blocks
+    last_block = min((chunk + 1) * chunk_blocks - 1, last // block_size)
+    _clear(lane_weights, rows * LANES)
+    for r in range(0, rows, LANES):
+        simd.store(largest + 4 * r, simd.splat(f32x16, f32(_LOWEST)))
+        simd.store(ones + 4 * r, simd.splat(f32x16, f32(1)))
+    for start in range(first_block, last_block + 1, span_blocks):
+        stop = min(start + span_blocks, last_block + 1)
+        seen = min(last + 1, stop * block_size) - start * block_size
+        columns = _whole(seen)
+        for block in range(start, stop):
+            # while keys are read their values are asked for, and the next span's keys while values are read
+            place, column = index(table, block), (block - start) * block_size
+            keys, values = k_cache + place * k_bytes, v_cache + place * v_bytes
+            call_product(
+                k_product, queries, 4 * key_row, padded, keys, k_stride, head_dim,
+                scores + 4 * column, score_row, min(block_size, columns - column), 0, values, keys + k_stride * head_dim,
+            )  # fmt: skip
+        visible = position + 1 - start * block_size
+        _weigh(scores, score_row, columns, n_rows, group, visible, window, largest, factors, lane_weights)
+        for block in range(start, stop):
+            place, column = index(table, block), (block - start) * block_size
+            values = v_cache + place * v_bytes
+            ahead = index(table, min(block + span_blocks, last // block_size))
+            multipliers = ones if block > start else factors if start > first_block else 0
+            call_product(
+                v_product, scores + 4 * column, score_row, padded, values, v_stride,
+                min(block_size, seen - column), sums, 4 * row, row, multipliers, k_cache + ahead * k_bytes,
+                values + v_stride * block_size,
+            )  # fmt: skip
+
+
+@jit.inner
+def _end_chunk(args, item, first_head, group, work, n_rows):  # type: ignore[no-untyped-def]
+    """A chunk's results: folded into those so far, or put where `attention_merge` finds them."""
+    _, _, sums, totals, lane_weights, largest, _, _, stats = work
+    n_heads, row, slot = field(args, _N_HEADS), _whole(field(args, _VALUE_LENGTH)), index(item, _SLOT)
+    for r in range(n_rows):
+        weight = simd.hsum(simd.load(f32x16, lane_weights + 4 * LANES * r))
+        if slot < 0:
+            _fold(sums + 4 * r * row, simd.load(f32, largest + 4 * r), weight, totals + 4 * r * row, stats + 8 * r, row)
+        else:
+            head = first_head + r % group
+            to = field(args, _PARTIALS) + 4 * (row + LANES) * ((slot + r // group * index(item, _SLOT_STRIDE)) * n_heads + head)
+            for i in range(0, row, LANES):
+                simd.store(to + 4 * i, simd.load(f32x16, sums + 4 * (r * row + i)))
+            simd.store(to + 4 * row, simd.load(f32, largest + 4 * r))
+            simd.store(to + 4 * row + 4, weight)
+
+
 @jit.op
 def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     """Attention of this thread's share of the plan's items."""
-    k_product, k_bytes, k_stride = field(args, _K_PRODUCT_FN), field(args, _K_BYTES), field(args, _K_STRIDE)
-    v_product, v_bytes, v_stride = field(args, _V_PRODUCT_FN), field(args, _V_BYTES), field(args, _V_STRIDE)
-    n_heads, n_kv_heads, head_dim, block_size = (
-        field(args, _N_HEADS),
-        field(args, _N_KV_HEADS),
-        field(args, _HEAD_DIM),
-        field(args, _BLOCK_SIZE),
-    )
+    n_kv_heads, block_size, value_length = field(args, _N_KV_HEADS), field(args, _BLOCK_SIZE), field(args, _VALUE_LENGTH)
     plan, n_items = field(args, _PLAN), index(field(args, _PLAN), _N_ITEMS)
-    value_length, window, sinks = field(args, _VALUE_LENGTH), field(args, _WINDOW), field(args, _SINKS)
-    key_row, row, chunk_blocks = _whole(head_dim), _whole(value_length), field(args, _CHUNK_TOKENS) // block_size
-    num_blocks = field(args, _NUM_BLOCKS)
-    all_heads = n_heads // n_kv_heads  # of one KV head
+    all_heads = field(args, _N_HEADS) // n_kv_heads  # of one KV head
     piece = _piece_heads(all_heads, n_items * n_kv_heads, nth)
     pieces = (all_heads + piece - 1) // piece
-    span_blocks = min(max(1, SPAN_VALUES // (head_dim * block_size)), chunk_blocks)
-    score_row = 4 * span_blocks * block_size
+    span_blocks = min(max(1, SPAN_VALUES // (field(args, _HEAD_DIM) * block_size)), field(args, _CHUNK_TOKENS) // block_size)
     # Units of work: every item for the first KV head (the first piece of its query heads, then the next), then for the next one, so that
     # neighbouring units read neighbouring keys and values.
     # A thread takes those that begin in its share of all products: one run of units, and about as much work as the others have.
@@ -302,86 +386,27 @@ def attention(args, tid, nth):  # type: ignore[no-untyped-def]
     begin, end = total * n_kv_heads * pieces * tid // nth, total * n_kv_heads * pieces * (tid + 1) // nth
     for unit in range(begin // max(total, 1) * n_items, n_items * n_kv_heads * pieces):
         kv_head, part = unit // n_items // pieces, unit // n_items % pieces
-        before = unit // n_items * total + index(plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items)), _BEFORE)
+        item = plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items))
+        before = unit // n_items * total + index(item, _BEFORE)
         if before < begin:
             continue
         if before >= end:
             break
-        k_cache = field(args, _K_CACHE) + kv_head * num_blocks * k_bytes
-        v_cache = field(args, _V_CACHE) + kv_head * num_blocks * v_bytes
-        item = plan + 4 * (_HEAD_WORDS + _ITEM_WORDS * (unit % n_items))
-        first, tokens, position, slot = index(item, _FIRST), index(item, _TOKENS), index(item, _POSITION), index(item, _SLOT)
         first_head = kv_head * all_heads + part * piece
         group = min(piece, all_heads - part * piece)
-        n_rows = tokens * group
+        n_rows = index(item, _TOKENS) * group
         padded = padded_rows(n_rows)
-        rows = _whole(padded)
-        queries = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
-        scores = queries + 4 * rows * key_row
-        sums = scores + rows * score_row
-        totals = sums + 4 * rows * row
-        lane_weights = totals + 4 * rows * row
-        largest = lane_weights + 4 * rows * LANES
-        factors = largest + 4 * rows
-        ones = factors + 4 * rows
-        stats = ones + 4 * rows
-        for r in range(n_rows):
-            head = first_head + r % group
-            source = field(args, _Q) + (first + r // group) * field(args, _Q_STRIDE) + head * field(args, _Q_HEAD_STRIDE)
-            _scaled(source, _query_scale(args, position + r // group), queries + 4 * r * key_row, head_dim)
-            _start_total(totals + 4 * r * row, stats + 8 * r, row, sinks, head)
-        _clear(queries + 4 * n_rows * key_row, (padded - n_rows) * key_row)
-        table = field(args, _BLOCK_TABLES) + index(item, _SEQ) * field(args, _BLOCK_TABLES_STRIDE)
-        last = position + tokens - 1
-        first_seen = max(0, position - window + 1) // block_size if window > 0 else 0  # block of the first key any of the tokens sees
+        work = _workspace(args, tid, _whole(padded), 4 * span_blocks * block_size)
+        _start_rows(args, item, first_head, group, work, n_rows, padded)
         for chunk in range(index(item, _CHUNK), index(item, _CHUNK_STOP)):
-            first_block = chunk * chunk_blocks
-            if first_seen > first_block:
-                first_block += (first_seen - first_block) // span_blocks * span_blocks
-            last_block = min((chunk + 1) * chunk_blocks - 1, last // block_size)
-            _clear(lane_weights, rows * LANES)
-            for r in range(0, rows, LANES):
-                simd.store(largest + 4 * r, simd.splat(f32x16, f32(_LOWEST)))
-                simd.store(ones + 4 * r, simd.splat(f32x16, f32(1)))
-            for start in range(first_block, last_block + 1, span_blocks):
-                stop = min(start + span_blocks, last_block + 1)
-                seen = min(last + 1, stop * block_size) - start * block_size
-                columns = _whole(seen)
-                for block in range(start, stop):
-                    # while keys are read their values are asked for, and the next span's keys while values are read
-                    place, column = index(table, block), (block - start) * block_size
-                    keys, values = k_cache + place * k_bytes, v_cache + place * v_bytes
-                    call_product(
-                        k_product, queries, 4 * key_row, padded, keys, k_stride, head_dim,
-                        scores + 4 * column, score_row, min(block_size, columns - column), 0, values, keys + k_stride * head_dim,
-                    )  # fmt: skip
-                visible = position + 1 - start * block_size
-                _weigh(scores, score_row, columns, n_rows, group, visible, window, largest, factors, lane_weights)
-                for block in range(start, stop):
-                    place, column = index(table, block), (block - start) * block_size
-                    values = v_cache + place * v_bytes
-                    ahead = index(table, min(block + span_blocks, last // block_size))
-                    multipliers = ones if block > start else factors if start > first_block else 0
-                    call_product(
-                        v_product, scores + 4 * column, score_row, padded, values, v_stride,
-                        min(block_size, seen - column), sums, 4 * row, row, multipliers, k_cache + ahead * k_bytes,
-                        values + v_stride * block_size,
-                    )  # fmt: skip
+            _attend_chunk(args, item, chunk, span_blocks, kv_head, group, work, n_rows, padded)
+            _end_chunk(args, item, first_head, group, work, n_rows)
+        if index(item, _SLOT) < 0:
+            _, _, _, totals, _, _, _, _, stats = work
+            row = _whole(value_length)
             for r in range(n_rows):
-                weight = simd.hsum(simd.load(f32x16, lane_weights + 4 * LANES * r))
-                if slot < 0:
-                    _fold(sums + 4 * r * row, simd.load(f32, largest + 4 * r), weight, totals + 4 * r * row, stats + 8 * r, row)
-                else:
-                    head = first_head + r % group
-                    to = field(args, _PARTIALS) + 4 * (row + LANES) * ((slot + r // group * index(item, _SLOT_STRIDE)) * n_heads + head)
-                    for i in range(0, row, LANES):
-                        simd.store(to + 4 * i, simd.load(f32x16, sums + 4 * (r * row + i)))
-                    simd.store(to + 4 * row, simd.load(f32, largest + 4 * r))
-                    simd.store(to + 4 * row + 4, weight)
-        if slot < 0:
-            for r in range(n_rows):
-                out = field(args, _OUT) + (first + r // group) * field(args, _OUT_STRIDE) + 4 * value_length * (first_head + r % group)
-                _finish(totals + 4 * r * row, stats + 8 * r, out, value_length)
+                out = field(args, _OUT) + (index(item, _FIRST) + r // group) * field(args, _OUT_STRIDE)
+                _finish(totals + 4 * r * row, stats + 8 * r, out + 4 * value_length * (first_head + r % group), value_length)
 
 
 @jit.op
