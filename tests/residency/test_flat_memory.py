@@ -11,7 +11,9 @@ LIMIT_KIB = 1024
 # A process of its own, so that nothing but this is measured. The first rounds bring in what stays: pages of the arena, of the KV cache and
 # of compiled code, the allocator's pools.
 PROGRAM = """
-import gc, sys, vllm_cpp
+import gc, itertools, sys, vllm_cpp
+
+WORDS = " ".join(map("".join, itertools.product("ab", repeat=9)))
 
 def used_kib():
     gc.collect()
@@ -25,7 +27,8 @@ def run(tokens):
             llm.generate([1, 2, 3], max_tokens=250, temperature=0, ignore_eos=True)
             print("steps", used_kib() - before)
         if not tokens:
-            llm.generate([1, 2, 3], max_tokens=2, temperature=0, ignore_eos=True)
+            llm.tokenize(WORDS)
+            llm.generate("a b c", max_tokens=2, temperature=0, ignore_eos=True)
 
 run(750)
 for cycle in range(60):

@@ -1,7 +1,10 @@
-"""What a file may say about its vocabulary, what is refused, and what is repaired."""
+"""What a file may say about its vocabulary, what is refused, what is repaired, and what stays of it in memory: nothing."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +208,33 @@ def test_gemma4_has_an_ordinary_strike_through_tag(load):
     tokenizer = load(**byte_pair_keys(extra=[("</s>", NORMAL), ("<|tool_response>", CONTROL)]))
     assert tokenizer.eos_ids == {257}
     assert tokenizer.decode([256]) == "</s>"
+
+
+# -- memory
+class Mallinfo(ctypes.Structure):
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
+
+
+def allocated_bytes() -> int:
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    gc.collect()
+    found = mallinfo()
+    return found.uordblks + found.hblkhd
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not say what is allocated")
+@pytest.mark.parametrize("keys", [BPE, SPM, character_pair_keys()], ids=lambda keys: keys["model"])
+def test_a_tokenizer_that_is_gone_leaves_nothing_of_the_text_behind(load, keys):
+    text = "\n".join(map("".join, product("ab", repeat=11)))  # 2048 words, each a line
+
+    def use() -> None:
+        assert load(**keys).encode(text)
+
+    use()  # what the first one loads stays, and so does what the allocator keeps at hand
+    before = allocated_bytes()
+    for _ in range(5):
+        use()
+    left = allocated_bytes() - before
+    assert left < 500_000, f"5 tokenizers left {left} bytes"  # 4 MB and more, if each leaves its words
