@@ -277,7 +277,7 @@ def _piece_heads(group, units, nth):  # type: ignore[no-untyped-def]
 
 @unrolled
 def _workspace(args: Value, tid: Value, rows: Value, score_row: Value) -> tuple[Value, ...]:
-    """Where a thread has, of a unit's rows: queries, scores of a span, a chunk's sums of values, those of all chunks so far, weights lane by
+    """Where a thread has, of a unit's rows: queries, scores of a span, sums of values (a chunk's, then all so far), weights lane by
     lane, largest scores, factors, ones, and what `_fold` knows of the chunks so far."""
     place = field(args, _SCRATCH) + tid * field(args, _SCRATCH_STRIDE)
     key_row, row = _whole(field(args, _HEAD_DIM)), _whole(field(args, _VALUE_LENGTH))
