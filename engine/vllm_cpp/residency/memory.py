@@ -117,6 +117,15 @@ def take(n_bytes: int) -> mmap.mmap:
 
 def available_bytes() -> int | None:
     """Bytes that can be taken, page cache counted as free; None where the system does not say."""
-    machine = _fields(_MEMINFO).get("MemAvailable")
-    known = [value for value in (None if machine is None else machine * 1024, _group_headroom()) if value is not None]
-    return min(known, default=None)
+    return min((room for room in (_machine_headroom(), _group_headroom()) if room is not None), default=None)
+
+
+def group_binds() -> bool:
+    """Whether it is a control group, and not the machine, that leaves least."""
+    machine, group = _machine_headroom(), _group_headroom()
+    return group is not None and (machine is None or group < machine)
+
+
+def _machine_headroom() -> int | None:
+    kib = _fields(_MEMINFO).get("MemAvailable")
+    return None if kib is None else kib * 1024
