@@ -24,7 +24,7 @@ AHEAD_BYTES: Final = 1 << 30
 STEPS_AHEAD: Final = 8
 """And, once steps have shown what they take, no more than for so many of them: decoding that takes little keeps its cores to itself."""
 PIECE_BYTES: Final = 32 << 20
-SPARED_BYTES: Final = 256 << 20
+SPARED_BYTES: Final = 128 << 20
 """Of available memory: where there is less, pages are left to the slices that really come."""
 
 
