@@ -49,8 +49,8 @@ def measure(model: Path, threads: int, tests: Sequence[Case], seed: int) -> Iter
         def ids(n: int) -> list[int]:
             return [draw.randrange(llm.tokenizer.vocab_size) for _ in range(n)]
 
-        def run(prompts: list[list[int]], n_new: int, cached: int = 0) -> list[Any]:
-            done = llm.generate(prompts, max_tokens=n_new, temperature=0, ignore_eos=True)
+        def run(prompts: list[list[int]], num_new: int, cached: int = 0) -> list[Any]:
+            done = llm.generate(prompts, max_tokens=num_new, temperature=0, ignore_eos=True)
             found = {one.cached_prompt_tokens for one in done}
             if found != {cached}:
                 raise RuntimeError(f"{sorted(found)} tokens of the prompts were in the KV cache, expected {cached} of each")

@@ -53,8 +53,8 @@ def _experts(model: GGUFModel, experts: int, seed: int, skew: float) -> Iterator
     n_embd = model.get_u32("llama.embedding_length")
     for layer in range(model.get_u32("llama.block_count")):
         down = model.tensors[f"blk.{layer}.ffn_down.weight"]
-        n_blocks = down.shape[1] // down.encoding.block_values
-        orders = np.stack([rng.permutation(n_blocks) for _ in range(experts)])
+        num_blocks = down.shape[1] // down.encoding.block_values
+        orders = np.stack([rng.permutation(num_blocks) for _ in range(experts)])
         router = rng.normal(0, ROUTER_SPREAD / n_embd**0.5, (experts, n_embd))
         if skew:  # most hidden states share a direction; a constant along it shifts an expert's mean score
             router += rng.normal(0, skew / n_embd**0.5, (experts, 1))
@@ -72,7 +72,7 @@ def _experts(model: GGUFModel, experts: int, seed: int, skew: float) -> Iterator
 
 
 def _tower(model: GGUFModel, name: str, orders: np.ndarray) -> Iterator[np.ndarray]:
-    """The slices of one tower: `orders` [experts, n_blocks] says which block of hidden units comes where in each."""
+    """The slices of one tower: `orders` [experts, num_blocks] says which block of hidden units comes where in each."""
     info = model.tensors[name]
     rows = model.bytes_of(name).reshape(info.shape[0], -1)
     for order in orders:

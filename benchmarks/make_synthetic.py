@@ -52,17 +52,17 @@ def blocks(encoding: str, n: int, std: float, rng: np.random.Generator) -> np.nd
 def random_weights(name: str, encoding: str, *shape: int, std: float | None = None) -> Plan:
     """A tensor of random values of the size that keeps a layer's output as large as its input."""
     row = ENCODINGS[encoding]
-    n_blocks = int(np.prod(shape)) // row.block_values
+    num_blocks = int(np.prod(shape)) // row.block_values
     seed = zlib.crc32(name.encode())
 
     def parts() -> Iterator[np.ndarray]:
         rng = np.random.default_rng(seed)
-        here = min(n_blocks, PATTERN_BYTES // row.block_bytes)
+        here = min(num_blocks, PATTERN_BYTES // row.block_bytes)
         pattern = blocks(encoding, here, shape[-1] ** -0.5 if std is None else std, rng)
-        for done in range(0, n_blocks, here):
-            yield pattern[: min(here, n_blocks - done) * row.block_bytes]
+        for done in range(0, num_blocks, here):
+            yield pattern[: min(here, num_blocks - done) * row.block_bytes]
 
-    return Plan(name, shape, row.ggml_id, n_blocks * row.block_bytes, parts)
+    return Plan(name, shape, row.ggml_id, num_blocks * row.block_bytes, parts)
 
 
 def constant(name: str, n: int, value: float) -> Plan:

@@ -68,7 +68,7 @@ def attention(q, k, v, positions, scale):
     return out
 
 
-def group_by_expert(ids, n_experts):
+def group_by_expert(ids, num_experts):
     """Flat expert ids of all pairs -> where each expert's run starts [experts + 1], and the pairs in that order."""
-    offsets = [0] + [int(np.sum(ids <= e)) for e in range(n_experts)]
-    return np.array(offsets), np.array([pair for e in range(n_experts) for pair, chosen in enumerate(ids) if chosen == e])
+    offsets = [0] + [int(np.sum(ids <= e)) for e in range(num_experts)]
+    return np.array(offsets), np.array([pair for e in range(num_experts) for pair, chosen in enumerate(ids) if chosen == e])

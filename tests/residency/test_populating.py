@@ -123,6 +123,9 @@ def test_where_reads_have_taken_every_slot_the_thread_ends(store, populate, tmp_
     assert populate[0].over
     assert not populate[0]._thread.is_alive()
     assert resident_bytes(store) <= AHEAD + LARGE_PAGE
+    store.close_model(engine.model)
+    assert store.occupied == 0
+    assert populate[0].held_bytes == store.arena_bytes, "what slices have touched stays"
 
 
 def test_it_is_ahead_by_what_steps_take(store, populate, tmp_path, monkeypatch):

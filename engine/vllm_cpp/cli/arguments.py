@@ -141,11 +141,12 @@ def parse(arguments: Sequence[str]) -> Options:
         name, equals, value = given.partition("=") if given.startswith("--") else (given, "", "")
         flag = _BY_NAME.get(name)
         if flag is None or (flag.read is None and equals):
-            way_out = f": behind {before} stands a whole number, or nothing" if before and not given.startswith("-") else ""
+            meant_as_value = before and (not given.startswith("-") or given[1:].isdecimal())
+            way_out = f": behind {before} stands a whole number, or nothing" if meant_as_value else ""
             raise UsageError(f"unknown argument '{given}'{way_out}")
         if flag.read is None or (flag.may_stand_alone and not equals and not (rest and rest[0].isdecimal())):
             setattr(options, flag.field, flag.alone)
-            alone = name if flag.may_stand_alone else ""
+            alone = name if flag.read is not None else ""
             continue
         if not equals:
             if not rest:

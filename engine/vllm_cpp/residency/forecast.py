@@ -35,7 +35,7 @@ RECORDED: Final = (
 later there is none."""
 WORKING_BYTES: Final = 256 << 20
 """For the interpreter, compiled kernels and what a step computes in."""
-_SPARED: Final = 0.05  # of what the machine has available: others use it as well, and do not use what a control group leaves to its own
+_SPARED: Final = 0.05  # of what the machine has available: others use this memory as well
 _TOKEN_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
@@ -105,7 +105,7 @@ def make(plan: Plan, model: GGUFModel, *, kv_bytes: int, threads: int, state_byt
         return None
     total_slices = sum(plan.slices.values())
     available = plan.available_bytes
-    spare = WORKING_BYTES + (0 if plan.group_binds else int(_SPARED * (available or 0)))
+    spare = WORKING_BYTES + _for_others(available, plan.machine_bytes)
     beside = plan.dense_bytes + kv_bytes + state_bytes + spare
     room = max(0, available - beside) if available is not None else total_slices * cell_bytes(plan.largest_slice)
     speeds = measure_drive(model, plan), memory.measure(threads, room)
@@ -121,6 +121,13 @@ def make(plan: Plan, model: GGUFModel, *, kv_bytes: int, threads: int, state_byt
         proposed=_expect(plan, slots, *speeds) if slots >= max(map(len, plan.inventory.towers.values())) else None,
         asked=_expect(plan, plan.residency.expert_stream_slots, *speeds) if plan.streamed else None,
     )
+
+
+def _for_others(available: int | None, machine: int | None) -> int:
+    """What has to be left so that others keep their part of the machine; nothing where a control group leaves less than the rest of it."""
+    if available is None or machine is None:
+        return 0
+    return max(0, available - (machine - int(_SPARED * machine)))
 
 
 def measure_drive(model: GGUFModel, plan: Plan) -> disk.Measured | None:

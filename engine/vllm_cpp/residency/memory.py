@@ -117,15 +117,10 @@ def take(n_bytes: int) -> mmap.mmap:
 
 def available_bytes() -> int | None:
     """Bytes that can be taken, page cache counted as free; None where the system does not say."""
-    return min((room for room in (_machine_headroom(), _group_headroom()) if room is not None), default=None)
+    return min((room for room in (machine_headroom(), _group_headroom()) if room is not None), default=None)
 
 
-def group_binds() -> bool:
-    """Whether it is a control group, and not the machine, that leaves least."""
-    machine, group = _machine_headroom(), _group_headroom()
-    return group is not None and (machine is None or group < machine)
-
-
-def _machine_headroom() -> int | None:
+def machine_headroom() -> int | None:
+    """The same of the machine alone, whatever control groups leave of it."""
     kib = _fields(_MEMINFO).get("MemAvailable")
     return None if kib is None else kib * 1024

@@ -17,7 +17,7 @@ from vllm_cpp.residency import device_fit, inventory, placement
 from vllm_cpp.residency.device_fit import Lane, Need
 from vllm_cpp.residency.devices import Device
 from vllm_cpp.residency.inventory import Inventory, Weight
-from vllm_cpp.residency.memory import available_bytes, group_binds, group_limit_bytes
+from vllm_cpp.residency.memory import available_bytes, group_limit_bytes, machine_headroom
 from vllm_cpp.residency.placement import Placement
 from vllm_cpp.residency.streaming import why_nothing_is_streamed
 
@@ -54,7 +54,7 @@ class Plan:
     streamed: frozenset[int]  # layers whose experts go through slots
     available_bytes: int | None
     limit_bytes: int | None  # of this process's control group
-    group_binds: bool = False  # it leaves less than the machine has
+    machine_bytes: int | None = None  # available, whatever the group leaves of it
     unstreamed: str = ""  # why nothing is streamed though it was asked for
     forecast: Forecast | None = None  # of streaming, where it was measured
 
@@ -155,7 +155,7 @@ def make(model: GGUFModel, residency: Residency, device: Device, *, streams_expe
         streamed=_streamed(items, residency) if streams_experts else frozenset(),
         available_bytes=available_bytes(),
         limit_bytes=group_limit_bytes(),
-        group_binds=group_binds(),
+        machine_bytes=machine_headroom(),
         unstreamed=why_nothing_is_streamed(model, residency, streams_experts=streams_experts) if residency.expert_stream else "",
     )
 

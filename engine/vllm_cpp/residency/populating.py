@@ -22,7 +22,8 @@ from vllm_cpp.residency.slots import SlotStore
 AHEAD_BYTES: Final = 1 << 30
 """At most so much beyond the slots in use is kept ready: some prompts' worth, and nothing against an arena that may never be filled."""
 STEPS_AHEAD: Final = 8
-"""And, once steps have shown what they take, no more than for so many of them: decoding that takes little keeps its cores to itself."""
+"""And, once steps have shown what they take, no more than for so many of them, or a stretch of slots and a piece: decoding that takes few
+keeps its cores to itself."""
 PIECE_BYTES: Final = 32 << 20
 SPARED_BYTES: Final = 128 << 20
 """Of available memory: where there is less, pages are left to the slices that really come."""
@@ -39,6 +40,7 @@ class Populating:
         self._first_step = True
         self._seen, self._pace = 0, 0  # slots in use when a step ended last; what steps take of them, half of it forgotten with each
         self._ahead = AHEAD_BYTES
+        self._most = 0  # slots that were in use when a step ended
         reads.touch_pages.address  # noqa: B018 - compile now, not beside the first step
         room = available_bytes()
         self._refused = room is not None and store.arena_bytes > room
@@ -50,8 +52,9 @@ class Populating:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the arena that have their memory, or are just getting it: what a look at available memory has subtracted already."""
-        return max(self._reached, self._store.occupied * self._store.cell_bytes)
+        """Bytes of the arena that have their memory, or are just getting it: what a look at available memory has subtracted already. Slots
+        that a closed model left empty keep theirs."""
+        return max(self._reached, max(self._most, self._store.occupied) * self._store.cell_bytes)
 
     @property
     def over(self) -> bool:
@@ -62,6 +65,7 @@ class Populating:
         """Slots may have been taken: let the thread catch up. The first step also helps it, and ends when it is ahead: the tokens that
         follow would wait for the same pages one by one, on cores that have less time for them."""
         first_step, self._first_step = self._first_step, False
+        self._most = max(self._most, self._store.occupied)
         if not self._thread.is_alive():
             return
         if first_step:
@@ -74,7 +78,7 @@ class Populating:
             self._catch_up()
 
     def _follow_pace(self) -> None:
-        """Be ahead by what some steps like the last ones take."""
+        """Be ahead by what some steps like the last ones take, whichever engine's they were."""
         with self._lock:
             used = self._store.occupied
             self._pace, self._seen = max(used - self._seen, self._pace // 2), used

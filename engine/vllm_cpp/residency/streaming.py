@@ -123,18 +123,18 @@ def _process_for(model: GGUFModel, residency: Residency, layers: Sequence[Sequen
     global _process
     with _lock:
         if _process is None:
-            n_slots, slot_bytes = _geometry(residency, layers)
+            num_slots, slot_bytes = _geometry(residency, layers)
             policy = env.text("VT_MOE_EXPERT_STREAM_POLICY")
-            store = SlotStore(n_slots, slot_bytes, policy if policy in kernel.POLICIES else _DEFAULT_POLICY)
-            n_lanes = env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct)
+            store = SlotStore(num_slots, slot_bytes, policy if policy in kernel.POLICIES else _DEFAULT_POLICY)
+            num_lanes = env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct)
             populating = Populating(store)  # from here on cores and memory are busy
             try:
-                lanes = Lanes(store, n_lanes)
+                lanes = Lanes(store, num_lanes)
             except BaseException:
                 populating.close()
                 raise
-            offload.freeze_geometry(n_slots, slot_bytes)
-            log.line(f"[expert-stream] ON slots={n_slots} slot_bytes={slot_bytes} resident={n_slots * slot_bytes / 2**30:.2f} GiB")
+            offload.freeze_geometry(num_slots, slot_bytes)
+            log.line(f"[expert-stream] ON slots={num_slots} slot_bytes={slot_bytes} resident={num_slots * slot_bytes / 2**30:.2f} GiB")
             _process = _Process(store, populating, lanes, Report(store.counters))
         return _process
 
@@ -247,9 +247,9 @@ def _reads_directly(residency: Residency, layers: Sequence[Sequence[TensorInfo]]
     room = available_bytes()
     if room is None:
         return False
-    n_slots, slot_bytes = _geometry(residency, layers)
+    num_slots, slot_bytes = _geometry(residency, layers)
     held = 0 if _process is None else _process.populating.held_bytes
-    return sum(info.n_bytes for towers in layers for info in towers) > room - (n_slots * cell_bytes(slot_bytes) - held)
+    return sum(info.n_bytes for towers in layers for info in towers) > room - (num_slots * cell_bytes(slot_bytes) - held)
 
 
 def _failure(source: TowerSource, expert: int, state: int, size: int) -> str:

@@ -31,7 +31,7 @@ def _alphabet() -> list[str]:
 ALPHABET = _alphabet()
 BYTE_OF = {letter: byte for byte, letter in enumerate(ALPHABET)}
 
-# Left to itself, `tokenizers` remembers the words that a tokenizer cut, up to 10,000, in memory of the thread that asked, and they stay as
+# Left to itself, `tokenizers` (seen in 0.23.3) remembers the words that a tokenizer cut, up to 10,000, in memory of the thread that asked, and they stay as
 # long as that thread lives, even when the tokenizer is gone. Cutting a word anew costs less than a microsecond a token.
 _REMEMBERED_WORDS = 0
 

@@ -112,9 +112,9 @@ def routes(path: Path, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | No
     """(experts chosen i16 [T, layers, top_k], margins f32 [T, layers]) of tokens decoded together; None without experts."""
     with open_model(path) as model:
         keys = Keys(model)
-        n_experts = keys.integer("expert_count", 0)
+        num_experts = keys.integer("expert_count", 0)
         top_k = keys.per_layer("expert_used_count", keys.integer("block_count"), 0)
-    if not n_experts:
+    if not num_experts:
         return None
     oracle = Oracle(path)
     run = Run(oracle, len(ids), watches=True)
@@ -123,8 +123,8 @@ def routes(path: Path, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | No
     for kind in SCORES:
         for name, values in run.scores.items():
             head, _, il = name.rpartition("-")
-            if head == kind and values.size == len(ids) * n_experts:
-                layers[int(il)] = values.reshape(len(ids), n_experts)
+            if head == kind and values.size == len(ids) * num_experts:
+                layers[int(il)] = values.reshape(len(ids), num_experts)
     run.close()
     oracle.close()
     chosen, margins = [], []
@@ -132,7 +132,7 @@ def routes(path: Path, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | No
         order = np.argsort(-scores, axis=1, kind="stable")
         ranked, k = np.take_along_axis(scores, order, 1), top_k[il]
         chosen.append(np.pad(np.sort(order[:, :k], axis=1), ((0, 0), (0, max(top_k) - k)), constant_values=-1))
-        margins.append(ranked[:, k - 1] - ranked[:, k] if k < n_experts else np.full(len(ids), np.inf))
+        margins.append(ranked[:, k - 1] - ranked[:, k] if k < num_experts else np.full(len(ids), np.inf))
     return np.stack(chosen, 1).astype(np.int16), np.stack(margins, 1).astype(np.float32)
 
 
