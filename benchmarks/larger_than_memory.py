@@ -21,6 +21,9 @@ from benchmarks import fetch_smollm2, streaming
 from benchmarks.streaming_report import model_file
 
 EXPERTS = 512
+PAUSE_S = (
+    25  # before every arm: a virtual machine gives freed memory back to its host, and the arm that came at once would find it still there
+)
 PROMPTS = (streaming.TEXT, "Bread is among the oldest of prepared foods. A baker who wanted a good crumb began with the flour, and")
 ROWS = (
     ("load, s", "load_s", ".1f"),
@@ -63,9 +66,15 @@ def table(arms: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def start_cold(model: Path) -> None:
+    """Neither the file's pages in memory nor memory left over from an arm before."""
+    streaming.forget_pages(model)
+    time.sleep(PAUSE_S)
+
+
 def run_child(args: argparse.Namespace, model: Path, environment: dict[str, str], limit: int | None) -> tuple[dict[str, Any], str]:
     """The figures, and what was said on standard error."""
-    streaming.forget_pages(model)
+    start_cold(model)
     command = [sys.executable, "-m", "benchmarks.larger_than_memory", "--child", str(model)]
     command += ["--tokens", str(args.tokens), "--context", str(args.context)]
     done, _ = streaming.run_in_group(command, environment, limit)
@@ -73,7 +82,7 @@ def run_child(args: argparse.Namespace, model: Path, environment: dict[str, str]
 
 
 def peer_figures(peer: Path, model: Path, threads: int, limit: int | None) -> dict[str, Any]:
-    streaming.forget_pages(model)
+    start_cold(model)
     command = [str(peer.resolve()), *["-r", "1", "-o", "json", "--no-warmup", "-p", "0", "-n", "16"], "-m", str(model), "-t", str(threads)]
     environment = {"LD_LIBRARY_PATH": f"{peer.resolve().parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
     return {"first_rate": streaming.read_peer(streaming.run_limited(command, environment, limit)[0])["decode"]}

@@ -31,8 +31,8 @@ def _alphabet() -> list[str]:
 ALPHABET = _alphabet()
 BYTE_OF = {letter: byte for byte, letter in enumerate(ALPHABET)}
 
-# Left to itself, `tokenizers` (seen in 0.23.3) remembers the words that a tokenizer cut, up to 10,000, in memory of the thread that asked, and they stay as
-# long as that thread lives, even when the tokenizer is gone. Cutting a word anew costs less than a microsecond a token.
+# Left to itself, `tokenizers` (0.23.3) remembers the words that a tokenizer cut, up to 10,000, in memory of the thread that asked, and they
+# stay as long as that thread lives, even when the tokenizer is gone. Cutting a word anew costs less than a microsecond a token.
 _REMEMBERED_WORDS = 0
 
 
