@@ -77,7 +77,7 @@ def test_slots_that_are_taken_one_after_the_other_share_no_large_page(num_slots,
 
 def test_an_empty_arena_gets_its_first_pages_and_no_more(store, populate):
     assert resident_bytes(store) == 0
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0].end_step()  # the first step ends when it is done
     populate[0].close()
     pages = resident(store)
@@ -91,7 +91,7 @@ def test_it_goes_on_behind_the_slots_that_are_taken(store, populate, tmp_path, m
     path.touch()
     os.truncate(path, 2 * 100 * SLICE_BYTES)
     engine = Engine(store, sources(str(path), 1, 2, 100, slice_bytes=SLICE_BYTES))
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0].end_step()
     engine.ask(0, range(60))
     finish_reads(store)
@@ -112,7 +112,7 @@ def test_where_reads_have_taken_every_slot_the_thread_ends(store, populate, tmp_
     path = tmp_path / "towers"
     path.touch()
     os.truncate(path, 400 * SLICE_BYTES)
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0].end_step()
     engine = Engine(store, sources(str(path), 1, 1, 400, slice_bytes=SLICE_BYTES))
     engine.ask(0, range(400))
@@ -135,7 +135,7 @@ def test_it_is_ahead_by_what_steps_take(store, populate, tmp_path, monkeypatch):
     os.truncate(path, 400 * SLICE_BYTES)
     monkeypatch.setattr(populating, "AHEAD_BYTES", 200 * MIB)
     engine = Engine(store, sources(str(path), 1, 1, 400, slice_bytes=SLICE_BYTES))
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
 
     def step(experts: range) -> int:
         """Bytes beyond the slots in use that are populated then."""
@@ -160,16 +160,26 @@ def test_it_is_ahead_by_what_steps_take(store, populate, tmp_path, monkeypatch):
 
 def test_a_small_arena_is_populated_wholly_and_the_thread_ends(populate):
     store = SlotStore(5, SLICE_BYTES)
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0]._thread.join(60)
     assert not populate[0]._thread.is_alive()
     assert populate[0].over
     assert resident_bytes(store) == store.arena_bytes
 
 
+def test_slots_that_no_slice_will_fill_get_no_memory(store, populate, monkeypatch):
+    monkeypatch.setattr(populating, "AHEAD_BYTES", 1 << 40)
+    populate.append(Populating(store, 20))
+    populate[0].end_step()
+    assert populate[0].over
+    populate[0]._thread.join(60)
+    assert not populate[0]._thread.is_alive()
+    assert store.taken_bytes(20) <= resident_bytes(store) <= store.taken_bytes(20) + LARGE_PAGE < store.arena_bytes
+
+
 def test_an_arena_that_does_not_fit_is_left_to_its_slices(store, populate, monkeypatch):
     monkeypatch.setattr(populating, "available_bytes", lambda: store.arena_bytes - 1)
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0].end_step()
     assert populate[0].over
     assert resident_bytes(store) == 0
@@ -178,7 +188,7 @@ def test_an_arena_that_does_not_fit_is_left_to_its_slices(store, populate, monke
 def test_it_stops_before_memory_is_short(store, populate, monkeypatch):
     answers = iter([store.arena_bytes, populating.SPARED_BYTES + 4 * MIB])  # the whole arena, then one piece more
     monkeypatch.setattr(populating, "available_bytes", lambda: next(answers, populating.SPARED_BYTES + 4 * MIB - 1))
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0].end_step()
     populate[0].close()
     assert 4 * MIB <= resident_bytes(store) <= 4 * MIB + LARGE_PAGE
@@ -187,7 +197,7 @@ def test_it_stops_before_memory_is_short(store, populate, monkeypatch):
 def test_where_the_system_does_not_say_it_populates(populate, monkeypatch):
     monkeypatch.setattr(populating, "available_bytes", lambda: None)
     store = SlotStore(5, SLICE_BYTES)
-    populate.append(Populating(store))
+    populate.append(Populating(store, store.num_slots))
     populate[0]._thread.join(60)
     assert resident_bytes(store) == store.arena_bytes
 
@@ -197,7 +207,7 @@ def test_without_a_thread_reads_bring_their_pages(store, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    begun = Populating(store)
+    begun = Populating(store, store.num_slots)
     begun.end_step()
     begun.close()
     assert begun.over
@@ -289,7 +299,7 @@ from vllm_cpp.residency.slots import SlotStore
 populating.AHEAD_BYTES = 1 << 40
 populating.SPARED_BYTES = 0
 store = SlotStore(2000, 1 << 20)
-begun = populating.Populating(store)
+begun = populating.Populating(store, 2000)
 {then}
 """
 

@@ -32,8 +32,11 @@ SPARED_BYTES: Final = 128 << 20
 class Populating:
     """The arena's pages, from the first on, a little ahead of the slots in use; a thread of its own does it until `close`."""
 
-    def __init__(self, store: SlotStore) -> None:
+    def __init__(self, store: SlotStore, num_slices: int) -> None:
+        """`num_slices` there are to fill slots with: memory of more slots than that would be looked for in vain. Should another model bring
+        more, its reads bring their pages themselves."""
         self._store = store
+        self._end = store.taken_bytes(num_slices)
         self._reached = 0  # bytes of the arena that are, or are just being, populated, or are left to reads
         self._lock = threading.Lock()
         self._wanted, self._closed = threading.Event(), False
@@ -43,7 +46,7 @@ class Populating:
         self._most = 0  # slots that were in use when a step ended
         reads.touch_pages.address  # noqa: B018 - compile now, not beside the first step
         room = available_bytes()
-        self._refused = room is not None and store.arena_bytes > room
+        self._refused = room is not None and self._end > room
         self._thread = threading.Thread(target=self._serve, name="vllm-populate", daemon=True)
         try:
             self._thread.start()
@@ -59,7 +62,7 @@ class Populating:
     @property
     def over(self) -> bool:
         """Whether nothing is left to be done."""
-        return self._refused or self._closed or self._due()[0] >= self._store.arena_bytes
+        return self._refused or self._closed or self._due()[0] >= self._end
 
     def end_step(self) -> None:
         """Slots may have been taken: let the thread catch up. The first step also helps it, and ends when it is ahead: the tokens that
@@ -122,9 +125,9 @@ class Populating:
             return self._store.arena_address + first, n_bytes
 
     def _due(self) -> tuple[int, int]:
-        """Where in the arena the next piece begins, and its bytes: a whole one, or the arena's last; 0 while enough is ahead."""
+        """Where in the arena the next piece begins, and its bytes: a whole one, or the last; 0 while enough is ahead."""
         store = self._store
         used = store.occupied
         first = max(self._reached, store.taken_bytes(used))
-        n_bytes = min(PIECE_BYTES, store.arena_bytes - first)
+        n_bytes = min(PIECE_BYTES, self._end - first)
         return first, n_bytes if first + n_bytes <= used * store.cell_bytes + self._ahead else 0

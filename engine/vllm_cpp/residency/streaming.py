@@ -127,7 +127,8 @@ def _process_for(model: GGUFModel, residency: Residency, layers: Sequence[Sequen
             policy = env.text("VT_MOE_EXPERT_STREAM_POLICY")
             store = SlotStore(num_slots, slot_bytes, policy if policy in kernel.POLICIES else _DEFAULT_POLICY)
             num_lanes = env.number("VT_MOE_EXPERT_STREAM_LANES") or _measured_lanes(model, layers, direct)
-            populating = Populating(store)  # from here on cores and memory are busy
+            num_slices = sum(info.shape[0] for towers in layers for info in towers)
+            populating = Populating(store, num_slices)  # from here on cores and memory are busy
             try:
                 lanes = Lanes(store, num_lanes)
             except BaseException:
