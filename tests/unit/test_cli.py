@@ -133,8 +133,8 @@ def test_a_model_that_cannot_be_loaded_exits_1_with_its_status():
 def test_a_document_that_cannot_be_read_is_a_failed_load(plan):
     code, out, err = run(FAKE, "--model", "fake.gguf", *(["--plan"] if plan else ["-p", "a"]), "--offload-config", "@/nonexistent")
     assert (code, out) == (1, "")
-    assert "vllm-cli: model load failed (status 1): --offload-config: " in err
-    assert "/nonexistent" in err
+    says = "/nonexistent: no such file (behind @ stands a file's path, else the document itself)"
+    assert err.endswith(f"vllm-cli: model load failed (status 1): --offload-config: {says}\n")
 
 
 @pytest.mark.parametrize("form", ["text", "file"])

@@ -146,8 +146,12 @@ def _document_text(given: str | None) -> str | None:
         return given
     try:
         return Path(given[1:]).read_bytes().decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        raise InvalidArgumentError(
+            f"--offload-config: {given[1:]}: no such file (behind @ stands a file's path, else the document itself)"
+        ) from None
     except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"--offload-config: {error}") from None
+        raise InvalidArgumentError(f"--offload-config: {given[1:]!r} cannot be read: {error}") from None
 
 
 def _complete(model: LLM, options: Options, prompt: str, sampling: SamplingParams, load_s: float) -> int:
