@@ -21,9 +21,7 @@ from benchmarks import fetch_smollm2, streaming
 from benchmarks.streaming_report import model_file
 
 EXPERTS = 512
-PAUSE_S = (
-    25  # before every arm: a virtual machine gives freed memory back to its host, and the arm that came at once would find it still there
-)
+PAUSE_S = 25  # before every arm: a virtual machine gives freed memory back to its host, and an arm that came at once would still have it
 PROMPTS = (streaming.TEXT, "Bread is among the oldest of prepared foods. A baker who wanted a good crumb began with the flour, and")
 ROWS = (
     ("load, s", "load_s", ".1f"),

@@ -224,7 +224,6 @@ def allocated_bytes() -> int:
     return found.uordblks + found.hblkhd
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not say what is allocated")
 @pytest.mark.parametrize("keys", [BPE, SPM, character_pair_keys()], ids=lambda keys: keys["model"])
 def test_a_tokenizer_that_is_gone_leaves_nothing_of_the_text_behind(load, keys):
     text = "\n".join(map("".join, product("ab", repeat=11)))  # 2048 words, each a line

@@ -54,7 +54,7 @@ class Plan:
     streamed: frozenset[int]  # layers whose experts go through slots
     available_bytes: int | None
     limit_bytes: int | None  # of this process's control group
-    machine_bytes: int | None = None  # available, whatever the group leaves of it
+    machine_bytes: int | None  # available, whatever the group leaves of it
     unstreamed: str = ""  # why nothing is streamed though it was asked for
     forecast: Forecast | None = None  # of streaming, where it was measured
 

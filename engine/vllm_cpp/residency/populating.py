@@ -41,9 +41,8 @@ class Populating:
         self._lock = threading.Lock()
         self._wanted, self._closed = threading.Event(), False
         self._first_step = True
-        self._seen, self._pace = 0, 0  # slots in use when a step ended last; what steps take of them, half of it forgotten with each
+        self._most, self._pace = 0, 0  # slots that were ever in use when a step ended; how many steps add, half of it forgotten with each
         self._ahead = AHEAD_BYTES
-        self._most = 0  # slots that were in use when a step ended
         reads.touch_pages.address  # noqa: B018 - compile now, not beside the first step
         room = available_bytes()
         self._refused = room is not None and self._end > room
@@ -57,7 +56,7 @@ class Populating:
     def held_bytes(self) -> int:
         """Bytes of the arena that have their memory, or are just getting it: what a look at available memory has subtracted already. Slots
         that a closed model left empty keep theirs."""
-        return max(self._reached, max(self._most, self._store.occupied) * self._store.cell_bytes)
+        return max(self._reached, self._most * self._store.cell_bytes, self._store.occupied * self._store.cell_bytes)
 
     @property
     def over(self) -> bool:
@@ -68,25 +67,22 @@ class Populating:
         """Slots may have been taken: let the thread catch up. The first step also helps it, and ends when it is ahead: the tokens that
         follow would wait for the same pages one by one, on cores that have less time for them."""
         first_step, self._first_step = self._first_step, False
-        self._most = max(self._most, self._store.occupied)
+        self._follow_pace(first_step)
         if not self._thread.is_alive():
             return
-        if first_step:
-            self._seen = self._pace = self._store.occupied
-        else:
-            self._follow_pace()
         if self.over or self._due()[1] > 0:
             self._wanted.set()
         if first_step:
             self._catch_up()
 
-    def _follow_pace(self) -> None:
-        """Be ahead by what some steps like the last ones take, whichever engine's they were."""
+    def _follow_pace(self, first_step: bool) -> None:
+        """Behind the first step be ahead by what some steps like the last ones take, whichever engine's they were."""
         with self._lock:
-            used = self._store.occupied
-            self._pace, self._seen = max(used - self._seen, self._pace // 2), used
-            least = self._store.taken_bytes(1) + PIECE_BYTES  # or the next stretch would be the reads' before it is this thread's
-            self._ahead = min(AHEAD_BYTES, max(least, STEPS_AHEAD * self._pace * self._store.cell_bytes))
+            before, self._most = self._most, max(self._most, self._store.occupied)
+            self._pace = max(self._most - before, self._pace // 2)
+            if not first_step:
+                least = self._store.taken_bytes(1) + PIECE_BYTES  # or the next stretch would be the reads' before it is this thread's
+                self._ahead = min(AHEAD_BYTES, max(least, STEPS_AHEAD * self._pace * self._store.cell_bytes))
 
     def close(self) -> None:
         """Stop and join the thread."""

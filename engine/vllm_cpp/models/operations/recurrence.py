@@ -105,11 +105,11 @@ class DeltaShape:
         return self.num_heads * self.width
 
 
-def delta_shape(keys: Keys, num_key_heads: str, num_heads: str, width: str, *, grouped: bool = False) -> DeltaShape:
+def delta_shape(keys: Keys, key_heads: str, heads: str, width: str, *, grouped: bool = False) -> DeltaShape:
     """The heads as the keys of those names give them."""
-    shape = DeltaShape(*(keys.integer(key, least=1) for key in (num_key_heads, num_heads, width)), grouped)
+    shape = DeltaShape(*(keys.integer(key, least=1) for key in (key_heads, heads, width)), grouped)
     if shape.num_heads % shape.num_key_heads:
-        keys.refuse(num_heads, f"is {shape.num_heads}, expected a multiple of {num_key_heads}, {shape.num_key_heads}")
+        keys.refuse(heads, f"is {shape.num_heads}, expected a multiple of {key_heads}, {shape.num_key_heads}")
     if shape.width % recurrent.LANES:
         keys.refuse(width, f"is {shape.width}; this build computes the delta rule for multiples of {recurrent.LANES}")
     return shape
